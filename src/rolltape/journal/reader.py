@@ -1,0 +1,336 @@
+"""Reading a run's journal: whole, from an offset, or live, while any number of processes write to it.
+
+Nothing here modifies a file. Memory is bounded by one line. A line is returned only if its checksum fits its place;
+what a crash tore off the end of a segment is ignored; damage before it is handed to `on_damage` with its place, and
+reading goes on after it (`docs/design/journal.md`, "Torn or rotten"). What cannot be read at all is damage too, never
+"nothing there".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
+
+from rolltape import records
+from rolltape.errors import DamagedError, FormatError
+from rolltape.journal import format as fmt
+from rolltape.journal.epochs import check_format, epochs, read_run
+
+if TYPE_CHECKING:
+    from rolltape.store import Store
+
+CHUNK_BYTES = 1 << 20
+
+_SEGMENT = b'{"type":"segment"'
+_SEAL = b'{"type":"seal"'
+
+T = TypeVar("T")
+
+_line_ends = re.compile(rb',"crc":"[0-9a-f]{8}"}[^\n]', re.DOTALL)
+
+_envelopes = msgspec.json.Decoder(records.Envelope)
+_trailers = msgspec.json.Decoder(fmt.Trailer)
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Bytes [start, end) of a file that are not as they were written."""
+
+    file: str
+    start: int
+    end: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file} at {self.start}..{self.end}: {self.reason}"
+
+
+OnDamage = Callable[[Damage], None]
+
+
+class Line(NamedTuple):
+    """One sound line, and where it lies."""
+
+    epoch: int
+    segment: int
+    offset: int
+    raw: bytes
+
+    def envelope(self) -> records.Envelope:
+        """Decode what the reading rule needs, and skip the rest."""
+        return _envelopes.decode(self.raw)
+
+    def decode(self, type: type[T]) -> T:
+        """Decode the line as one record type. FormatError: it is sound, and no such record."""
+        try:
+            return msgspec.json.decode(self.raw, type=type)
+        except msgspec.DecodeError as error:
+            name = fmt.segment_name(self.epoch, self.segment)
+            raise FormatError(f"{name} at {self.offset} is no {type.__name__} record: {error}") from error
+
+
+class Span(NamedTuple):
+    """What lies between two newlines. `line` is None if the second is missing, or too far for a line."""
+
+    start: int
+    line: bytes | None
+    end: int
+
+
+class SegmentScan:
+    """The sound lines of one segment from `start` on, as the file is now.
+
+    After the iteration `position` is where to go on later, and `finished` says that nothing more will come: the
+    segment is sealed, or its successor speaks for it.
+    """
+
+    def __init__(self, reader: Reader, epoch: int, segment: int, on_damage: OnDamage, *, start: int = 0) -> None:
+        self.position = start
+        self.finished = False
+        self._store = reader.store
+        self._epoch, self._segment = epoch, segment
+        self._name = fmt.segment_name(epoch, segment)
+        self._seed = fmt.file_seed(fmt.segment_identity(reader.run, epoch, segment))
+        self._on_damage = on_damage
+        stated = reader.stated(epoch, segment)
+        self._good = None if stated is None else stated[0]
+        self._stated_proven = 0 if stated is None else stated[1]
+        self._proven: int | None = None
+
+    def __iter__(self) -> Iterator[Line]:
+        rotten_from: int | None = None
+        for start, line, end in self._judged(self.position):
+            if line is None:
+                if not self._was_on_disk(start):
+                    break
+                rotten_from = start if rotten_from is None else rotten_from
+                self.position = end
+                continue
+            if rotten_from is not None:
+                self._report(rotten_from, start)
+                rotten_from = None
+            if start == 0:
+                check_format(line, True, self._name)
+            self.position = end
+            yield Line(self._epoch, self._segment, start, line)
+            if line.startswith(_SEAL):
+                self.finished = True
+                return
+        self.finished = self._good is not None
+        if self.position < self._stated_proven:
+            rotten_from = self.position if rotten_from is None else rotten_from
+            self.position = self._stated_proven
+        if rotten_from is not None:
+            self._report(rotten_from, self.position)
+
+    def _judged(self, start: int) -> Iterator[Span]:
+        """Cut the file from `start` on into sound lines, and what is between them (`line` is None)."""
+        for span in self._spans(start):
+            if self._is_sound(span):
+                yield span
+            elif (line := self._second_look(span)) is not None:
+                yield Span(span.start, line, span.end)
+            else:
+                for piece in _pieces(span):
+                    yield piece if self._is_sound(piece) else Span(piece.start, None, piece.end)
+
+    def _is_sound(self, span: Span) -> bool:
+        return span.line is not None and fmt.is_sound(span.line, self._seed, span.start)
+
+    def _was_on_disk(self, bad: int) -> bool:
+        """Say whether something proves that what began here was on disk once: then it is rot, else the torn tail."""
+        if bad == 0 and self._is_foreign():
+            return True
+        return bad < self._proven_length(bad)
+
+    def _proven_length(self, bad: int) -> int:
+        """How much of the segment was on disk once, as far as its successor or its own lines beyond `bad` say."""
+        if self._proven is None:
+            self._proven = self._stated_proven
+            for _, line, end in self._judged(bad):
+                if line is not None:
+                    self._proven = max(self._proven, end if line.startswith(_SEAL) else fmt.dur_of(line))
+        return self._proven
+
+    def _is_foreign(self) -> bool:
+        """Say whether the first line is bad in a way that no crash explains: segments are created whole."""
+        data = self._store.read(self._name, 0, CHUNK_BYTES)
+        if not data.strip(b"\0"):
+            return False
+        line, newline, _ = data.partition(b"\n")
+        check_format(line + newline, False, self._name)
+        return bool(newline) or not (line.startswith(_SEGMENT) or _SEGMENT.startswith(line))
+
+    def _second_look(self, span: Span) -> bytes | None:
+        """Read a bad line again before anything is said about it: the first look may have met a write half done."""
+        if span.line is None:
+            return None
+        line = self._store.read(self._name, span.start, span.end)
+        return line if fmt.is_sound(line, self._seed, span.start) else None
+
+    def _spans(self, start: int) -> Iterator[Span]:
+        """Cut the file at its newlines, in memory bounded by one line."""
+        buffer = b""
+        while True:
+            at = start + len(buffer)
+            end = at + CHUNK_BYTES if self._good is None else min(at + CHUNK_BYTES, self._good)
+            chunk = self._store.read(self._name, at, end) if at < end else b""
+            if not chunk:
+                if buffer:
+                    yield Span(start, None, start + len(buffer))
+                return
+            done, buffer = 0, buffer + chunk
+            while (newline := buffer.find(b"\n", done)) >= 0:
+                yield Span(start + done, buffer[done : newline + 1], start + newline + 1)
+                done = newline + 1
+            start, buffer = start + done, buffer[done:]
+            if len(buffer) > fmt.LINE_BYTES_MAX:
+                yield Span(start, None, start + len(buffer))
+                start, buffer = start + len(buffer), b""
+
+    def _report(self, start: int, end: int) -> None:
+        self._on_damage(Damage(self._name, start, end, "not as it was written"))
+
+
+def _pieces(span: Span) -> Iterator[Span]:
+    """Cut a bad part of a file where a line may have ended: a newline that is no newline any more ends one line, and
+    the next one is still whole."""
+    start = span.start
+    for end in _line_ends.finditer(span.line or b""):
+        yield Span(start, (span.line or b"")[start - span.start : end.end()], span.start + end.end())
+        start = span.start + end.end()
+    if start < span.end:
+        yield Span(start, span.line and span.line[start - span.start :], span.end)
+
+
+class Reader:
+    """A run's journal, for reading only. Cheap to make; sees what every process has written so far."""
+
+    def __init__(self, store: Store, *, run: str | None = None) -> None:
+        self.store = store
+        self.run = run or read_run(store).run
+
+    def segments(self, epoch: int) -> list[int]:
+        """Return the numbers of the epoch's segments, ascending. Somebody else's files are left alone."""
+        found = (fmt.number_of(name, ".jsonl") for name in self.store.list(fmt.epoch_folder(epoch)))
+        return sorted(number for number in found if number is not None)
+
+    def stated(self, epoch: int, segment: int) -> tuple[int, int] | None:
+        """Return (good length, proven length) of a segment as a later header states them; None if none does."""
+        for later in self.segments(epoch):
+            if later > segment and (header := self.header(epoch, later)) is not None:
+                for number, good, proven in header.previous:
+                    if number == segment:
+                        return good, proven
+        return None
+
+    def header(self, epoch: int, segment: int) -> records.Segment | None:
+        """Return a segment's header, None if it can't be read (the segment's scan says why)."""
+        try:
+            data = self.store.read(fmt.segment_name(epoch, segment), 0, 1 << 16)
+        except OSError:
+            return None
+        line = data[: data.find(b"\n") + 1]
+        if not fmt.is_sound(line, fmt.file_seed(fmt.segment_identity(self.run, epoch, segment)), 0):
+            return None
+        return msgspec.json.decode(line, type=records.Segment)
+
+    def scan(self, on_damage: OnDamage, *, newest_first: bool = False) -> Iterator[Line]:
+        """Yield every sound line of the run: epochs ascending, or from the newest down, each from its beginning."""
+        numbers = epochs(self.store)
+        for epoch in reversed(numbers) if newest_first else numbers:
+            yield from self.scan_epoch(epoch, on_damage)
+
+    def scan_epoch(self, epoch: int, on_damage: OnDamage) -> Iterator[Line]:
+        """Yield every sound line of one epoch, in the order in which it was written."""
+        try:
+            segments = self.segments(epoch)
+        except OSError as error:
+            on_damage(_unreadable(fmt.epoch_folder(epoch), error))
+            return
+        self._report_missing(epoch, segments, on_damage)
+        for segment in segments:
+            try:
+                yield from SegmentScan(self, epoch, segment, on_damage)
+            except OSError as error:
+                on_damage(_unreadable(fmt.segment_name(epoch, segment), error))
+
+    def _report_missing(self, epoch: int, segments: list[int], on_damage: OnDamage) -> None:
+        for number in sorted(set(range(1, max(segments, default=0))) - set(segments)):
+            good, _ = self.stated(epoch, number) or (-1, 0)
+            if good != 0:
+                on_damage(Damage(fmt.segment_name(epoch, number), 0, max(good, 0), "the segment is missing"))
+
+    def value(self, line: Line, digest: str, size: int | None = None) -> bytes:
+        """Return a binary value that `line` names, checked against its hash, and its length if `size` says it."""
+        name = fmt.pack_name(line.epoch, line.segment)
+        for known, offset, length in _trailers.decode(line.raw).pack:
+            if known == digest and size in (None, length):
+                try:
+                    data = self.store.read(name, offset, offset + length)
+                except OSError as error:
+                    raise DamagedError(str(_unreadable(name, error, offset))) from error
+                if len(data) != length or blake2b(data, digest_size=16).hexdigest() != digest:
+                    raise DamagedError(str(Damage(name, offset, offset + length, "a value is not as it was written")))
+                return data
+        raise DamagedError(f"{name} holds no value {digest} for the line at {line.offset} of segment {line.segment}")
+
+    def line_at(self, epoch: int, segment: int, offset: int, size: int) -> Line:
+        """Read one line whose place is known. DamagedError: it is not there as it was written."""
+        name = fmt.segment_name(epoch, segment)
+        raw = self.store.read(name, offset, offset + size)
+        if not fmt.is_sound(raw, fmt.file_seed(fmt.segment_identity(self.run, epoch, segment)), offset):
+            raise DamagedError(str(Damage(name, offset, offset + size, "not as it was written")))
+        return Line(epoch, segment, offset, raw)
+
+
+class Follower:
+    """Reads what is new at each `poll`: a live view of a run. `cursor` is where it stands, by epoch."""
+
+    def __init__(
+        self, reader: Reader, on_damage: OnDamage, cursor: dict[int, tuple[int, int]] | None = None, *, after: int = 0
+    ) -> None:
+        self.cursor: dict[int, tuple[int, int]] = dict(cursor or {})
+        """For each epoch: the segment and the offset in it at which to go on."""
+        self._after = after
+        self._unreadable: set[str] = set()
+        self._reader = reader
+        self._on_damage = on_damage
+
+    def poll(self) -> Iterator[Line]:
+        """Yield the sound lines that epochs above `after` added since the last poll."""
+        for epoch in epochs(self._reader.store, above=self._after):
+            yield from self._poll_epoch(epoch)
+
+    def _poll_epoch(self, epoch: int) -> Iterator[Line]:
+        segment, offset = self.cursor.get(epoch, (0, 0))
+        try:
+            numbers = self._reader.segments(epoch)
+        except OSError as error:
+            return self._report_once(fmt.epoch_folder(epoch), error)
+        for number in numbers:
+            if number < segment:
+                continue
+            scan = SegmentScan(self._reader, epoch, number, self._on_damage, start=offset if number == segment else 0)
+            try:
+                for line in scan:
+                    self.cursor[epoch] = (number, scan.position)
+                    yield line
+            except OSError as error:
+                self._report_once(fmt.segment_name(epoch, number), error)
+            self.cursor[epoch] = (number, scan.position)
+            if not scan.finished and number == numbers[-1]:  # else its writer has gone on to the next one
+                return
+
+    def _report_once(self, name: str, error: OSError) -> None:
+        if name not in self._unreadable:
+            self._unreadable.add(name)
+            self._on_damage(_unreadable(name, error))
+
+
+def _unreadable(name: str, error: OSError, at: int = 0) -> Damage:
+    return Damage(name, at, at, f"cannot be read: {os.strerror(error.errno) if error.errno else error}")

@@ -1,0 +1,167 @@
+"""What a trajectory has recorded already, so that the next record can refer to it.
+
+A message history is passed whole at every step. Written whole it would fill the journal quadratically, so a list that
+extends a recorded one is written as a reference and what is new, and a long string that was recorded before as a
+reference. `Memory` is the writer's side (`Recall` is the reader's): one for each trajectory, used by one thread at a
+time. Invariants:
+
+- `encode` only reads it. What an encoded value would add is in `Encoded.notes`, and nothing is referable before
+  `commit`, so an encode that failed and a record that was not taken leave no trace, and no record refers to itself.
+- It keeps copies of the containers, sharing the leaves, so that a message changed in place is found out.
+- A list is referred to only if each of its values is equal *and of the same type*, in the same order, to what was
+  recorded. Where that is not certain it is written again, which is never wrong.
+- It holds at most `STRINGS_MAX` strings of together `STRING_CHARS_MAX` characters and `LISTS_MAX` lists of together
+  `LIST_VALUES_MAX` values; the least recently used go first, and are merely written again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from rolltape.values.lists import Entry, Remembered, digest
+from rolltape.values.pointer import Link, Position, pointer
+from rolltape.values.redact import Redactor
+
+STRING_CHARS_MIN = 64
+"""Shorter strings are never referred to."""
+REFERENCE_BYTES = 96
+"""What a reference takes besides its pointer, at most: what is no longer than that is written again."""
+STRINGS_MAX = 4096
+STRING_CHARS_MAX = 8 * 1024 * 1024
+LISTS_MAX = 64
+LISTS_ALIKE_MAX = 6
+"""How many remembered lists may begin alike: the branches of one conversation."""
+LIST_VALUES_MAX = 1_000_000
+LIST_ITEMS_MIN = 16
+"""A list of short scalars is remembered from this length on, any other from two items on."""
+
+
+class Known:
+    """A long string that was recorded: where, and the reference to it once one was needed."""
+
+    __slots__ = ("_at", "_tag", "_where", "position", "text")
+
+    def __init__(self, text: str, where: str, at: Link) -> None:
+        self.text = text
+        self.position: Position | None = None
+        self._where = where
+        self._at = at
+        self._tag: dict[str, Any] | None = None
+
+    def reference(self) -> dict[str, Any] | None:
+        """Return what to write instead, or None where that would not be shorter."""
+        if self._tag is None:
+            assert self.position is not None, "a string is referred to once its record was taken"
+            place = pointer(self._where, self._at)
+            if len(self.text) <= REFERENCE_BYTES + len(place):
+                return None
+            hashed = digest(self.text.encode("utf-8", "surrogatepass")).hex()
+            self._tag = {"$ref": [*self.position, place], "hash": hashed}
+        return self._tag
+
+
+class ListNote:
+    """A list that an encoded value holds: its place and hash, and copies of what it adds to a remembered list."""
+
+    __slots__ = ("after", "base", "copies", "entry", "key", "scrubbed")
+
+    def __init__(self, entry: Entry, key: int, base: Remembered | None, after: Entry | None, new: list[Any]) -> None:
+        self.entry = entry
+        self.key = key
+        self.base = base
+        self.after = after
+        """Up to where the remembered list is the same."""
+        self.copies = new
+        self.scrubbed = False
+
+
+Notes: TypeAlias = "list[Known | ListNote]"
+"""What one encoded value would add to the memory."""
+
+
+class Memory:
+    """What one trajectory has recorded, as far as it can be referred to."""
+
+    def __init__(self) -> None:
+        self._strings: dict[str, Known] = {}
+        self._chars = 0
+        self._lists: dict[int, list[Remembered]] = {}
+        self._count = 0
+
+    def commit(self, position: Position, *notes: Notes | None) -> None:
+        """Make what the record at `position` holds referable: called once it was taken, with the `Encoded.notes` of
+        all its values. For a record that was not taken there is nothing to do."""
+        for note in [note for log in notes if log for note in log]:
+            if type(note) is Known:
+                self._keep_string(note, position)
+            elif type(note) is ListNote:
+                self._keep_list(note, position)
+
+    def string(self, text: str) -> Known | None:
+        """Return where `text` was recorded, if it was."""
+        return self._strings.get(text)
+
+    def find(self, live: list[Any], key: int, redactor: Redactor) -> tuple[Remembered, Entry] | None:
+        """Return the longest recorded list with which `live` begins."""
+        best: tuple[Remembered, Entry] | None = None
+        for known in self._lists.get(key, ()):
+            try:
+                entry = known.match([redactor.scrub(item) for item in live] if known.scrubbed else live)
+            except Exception:
+                # Comparing calls the `__eq__` of whatever the list holds, which may raise anything (a numpy array
+                # does). Such a list is not a recorded one; encoding says what is wrong with it.
+                return None
+            if entry is not None and (best is None or entry.n > best[1].n):
+                best = known, entry
+                if entry is known.entries[-1]:
+                    break
+        return best
+
+    def _keep_string(self, new: Known, position: Position) -> None:
+        text = new.text
+        known = self._strings.pop(text, None)
+        if known is None:
+            known = new
+            known.position = known.position or position
+            self._chars += len(text)
+        self._strings[text] = known
+        while self._chars > STRING_CHARS_MAX or len(self._strings) > STRINGS_MAX:
+            oldest = next(iter(self._strings))
+            del self._strings[oldest]
+            self._chars -= len(oldest)
+
+    def _keep_list(self, note: ListNote, position: Position) -> None:
+        known, entry = note.base, note.entry
+        entry.position = position
+        if known is None or note.after is None:
+            known = Remembered(note.key)
+            known.add(note.copies, entry)
+        elif note.copies:
+            if len(known.items) != note.after.n:
+                known = known.fork(note.after)
+            known.add(note.copies, entry)
+        known.scrubbed = known.scrubbed or note.scrubbed
+        self._touch(known)
+        if self._count > LISTS_MAX or known.weight > LIST_VALUES_MAX // LISTS_MAX:
+            self._forget()
+
+    def _touch(self, known: Remembered) -> None:
+        """Make it the most recently used, of its likes and of all."""
+        alike = self._lists.pop(known.key, [])
+        self._lists[known.key] = alike
+        if not alike or alike[0] is not known:
+            self._count -= len(alike)
+            alike[:] = [known, *(other for other in alike if other is not known)][:LISTS_ALIKE_MAX]
+            self._count += len(alike)
+
+    def _forget(self) -> None:
+        """Drop the least recently used until the rest is within bounds."""
+        while self._lists and (self._count > LISTS_MAX or self._weight() > LIST_VALUES_MAX):
+            key = next(iter(self._lists))
+            self._lists[key].pop()
+            self._count -= 1
+            if not self._lists[key]:
+                del self._lists[key]
+
+    def _weight(self) -> int:
+        return sum(known.weight for alike in self._lists.values() for known in alike)
