@@ -6,7 +6,7 @@
     ├── EncodeError             a value cannot be recorded; names the path inside the value and its type
     ├── LimitError              a stated bound was hit; names the bound and how to raise it
     ├── JournalError            the journal could not take or give a record
-    │   ├── JournalFailed       a write or sync failed; what was not acknowledged is not promised
+    │   ├── JournalFailed       the file system refused; what was not acknowledged is not promised
     │   ├── DiskFullError       no room came back within the wait
     │   └── JournalClosed       the writer is closed, or belongs to the parent of this process
     ├── DamagedError            what was on disk cannot be read whole; names the places
@@ -60,7 +60,7 @@ class JournalError(RolltapeError):
 
 
 class JournalFailed(JournalError):
-    """A write or a sync failed. Records that were not acknowledged are not promised to be on disk."""
+    """The file system refused a write, a sync or a listing. What was not acknowledged is not promised to be on disk."""
 
 
 class DiskFullError(JournalError):

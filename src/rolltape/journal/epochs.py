@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rolltape import records
-from rolltape.errors import DamagedError, FormatError, JournalError, LimitError, NotARunError, UsageError
+from rolltape.errors import DamagedError, FormatError, JournalFailed, LimitError, NotARunError, UsageError
 from rolltape.journal import format as fmt
+from rolltape.journal.failures import failure
 
 if TYPE_CHECKING:
     from rolltape.store import Store
@@ -62,17 +63,27 @@ def read_run(store: Store) -> records.RunCreated:
 
 def _read_run_file(store: Store) -> bytes:
     try:
-        return store.read(fmt.RUN_FILE, 0, fmt.LINE_BYTES_MAX)
+        return _read_line(store, fmt.RUN_FILE)
     except (FileNotFoundError, NotADirectoryError):
         return b""
+    except IsADirectoryError as error:
+        raise DamagedError(f"{fmt.RUN_FILE} is a directory: {store}") from error
     except OSError as error:
-        raise DamagedError(f"{fmt.RUN_FILE} cannot be read: {error.strerror}: {store}") from error
+        raise failure(store, error) from error
+
+
+def _read_line(store: Store, name: str) -> bytes:
+    """Read a file that is one line."""
+    data = b""
+    while len(part := store.read(name, len(data), len(data) + (1 << 16))) == 1 << 16 and len(data) < fmt.LINE_BYTES_MAX:
+        data += part
+    return data + part
 
 
 def _has_journal(store: Store) -> bool:
     try:
         return bool(epochs(store))
-    except JournalError:
+    except JournalFailed:
         return False
 
 
@@ -129,7 +140,7 @@ def epochs(store: Store, *, above: int = 0) -> list[int]:
         claimed = [fmt.number_of(name, ".json") for name in store.list(fmt.CLAIMS)]
         written = [fmt.number_of(name) for name in store.list(fmt.JOURNAL)]
     except OSError as error:
-        raise JournalError(f"the run can't be listed: {error}") from error
+        raise failure(store, error) from error
     return sorted({number for number in (*claimed, *written) if number is not None and number > above})
 
 
@@ -164,7 +175,7 @@ def _probe(store: Store, name: str, line: bytes) -> None:
 def read_claim(store: Store, run: str, epoch: int) -> records.Claim | None:
     """Return who claimed `epoch`; None if nobody can be named. DamagedError: the claim is not as it was written."""
     try:
-        data = store.read(fmt.claim_name(epoch), 0, fmt.LINE_BYTES_MAX)
+        data = _read_line(store, fmt.claim_name(epoch))
     except FileNotFoundError:
         return None
     if not fmt.is_sound(data, fmt.file_seed(_claim_identity(run, epoch)), 0):

@@ -21,6 +21,12 @@ LINE_BYTES_MAX = 64 << 20
 
 CRC_BYTES = len(b',"crc":"9ae0daaf"}\n')
 
+TAIL_BYTES_MAX = 128
+"""What closing a line adds to its body at most, its pack entries aside."""
+
+PACK_ENTRY_BYTES_MAX = 80
+"""What each of its pack entries adds at most."""
+
 _encoder = msgspec.json.Encoder()
 
 PackEntry = tuple[str, int, int]
@@ -48,13 +54,25 @@ def segment_identity(run: str, epoch: int, segment: int) -> str:
     return f"{run}/{epoch}/{segment}"
 
 
-def close_line(body: bytes, seed: int, offset: int, dur: int, pack: list[PackEntry] | None = None) -> bytes:
-    """Add `pack`, `dur`, the checksum and the newline to a body that will lie at `offset`."""
-    if pack:
-        body = b'%b,"pack":%b' % (body, _encoder.encode(pack))
-    tail = b',"dur":%d' % dur
+def with_pack(body: bytes, pack: list[PackEntry]) -> bytes:
+    """Add to a body where its pack values lie."""
+    return b'%b,"pack":%b' % (body, _encoder.encode(pack))
+
+
+def tail(dur: int) -> bytes:
+    return b',"dur":%d' % dur
+
+
+def end_of_line(body: bytes, seed: int, offset: int, tail: bytes) -> bytes:
+    """What follows a body that will lie at `offset`: the tail, the checksum, the newline. Always as long."""
     crc = crc32(tail, crc32(body, crc32(b"@%d:" % offset, seed)))
-    return b'%b%b,"crc":"%08x"}\n' % (body, tail, crc)
+    return b'%b,"crc":"%08x"}\n' % (tail, crc)
+
+
+def close_line(body: bytes, seed: int, offset: int, dur: int, pack: list[PackEntry] | None = None) -> bytes:
+    """Return the whole line of a body that will lie at `offset`."""
+    body = with_pack(body, pack) if pack else body
+    return body + end_of_line(body, seed, offset, tail(dur))
 
 
 def has_form(line: bytes) -> bool:

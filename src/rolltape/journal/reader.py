@@ -103,10 +103,17 @@ class SegmentScan:
 
     def __iter__(self) -> Iterator[Line]:
         rotten_from: int | None = None
-        for start, line, end in self._judged(self.position):
+        spans = self._judged(self.position)
+        while (span := next(spans, None)) is not None:
+            start, line, end = span
             if line is None:
+                read_before_proof = self._proven is None
                 if not self._was_on_disk(start):
                     break
+                if read_before_proof:
+                    # What is proven is on disk by now. Read it again: the first look may have met a write half done.
+                    spans = self._judged(start)
+                    continue
                 rotten_from = start if rotten_from is None else rotten_from
                 self.position = end
                 continue
@@ -132,8 +139,6 @@ class SegmentScan:
         for span in self._spans(start):
             if self._is_sound(span):
                 yield span
-            elif (line := self._second_look(span)) is not None:
-                yield Span(span.start, line, span.end)
             else:
                 for piece in _pieces(span):
                     yield piece if self._is_sound(piece) else Span(piece.start, None, piece.end)
@@ -143,9 +148,7 @@ class SegmentScan:
 
     def _was_on_disk(self, bad: int) -> bool:
         """Say whether something proves that what began here was on disk once: then it is rot, else the torn tail."""
-        if bad == 0 and self._is_foreign():
-            return True
-        return bad < self._proven_length(bad)
+        return bad < self._proven_length(bad) or (bad == 0 and self._is_foreign())
 
     def _proven_length(self, bad: int) -> int:
         """How much of the segment was on disk once, as far as its successor or its own lines beyond `bad` say."""
@@ -165,32 +168,31 @@ class SegmentScan:
         check_format(line + newline, False, self._name)
         return bool(newline) or not (line.startswith(_SEGMENT) or _SEGMENT.startswith(line))
 
-    def _second_look(self, span: Span) -> bytes | None:
-        """Read a bad line again before anything is said about it: the first look may have met a write half done."""
-        if span.line is None:
-            return None
-        line = self._store.read(self._name, span.start, span.end)
-        return line if fmt.is_sound(line, self._seed, span.start) else None
-
     def _spans(self, start: int) -> Iterator[Span]:
         """Cut the file at its newlines, in memory bounded by one line."""
-        buffer = b""
+        parts: list[bytes] = []
+        at = start
         while True:
-            at = start + len(buffer)
             end = at + CHUNK_BYTES if self._good is None else min(at + CHUNK_BYTES, self._good)
             chunk = self._store.read(self._name, at, end) if at < end else b""
+            at += len(chunk)
             if not chunk:
-                if buffer:
-                    yield Span(start, None, start + len(buffer))
+                if parts:
+                    yield Span(start, None, at)
                 return
-            done, buffer = 0, buffer + chunk
-            while (newline := buffer.find(b"\n", done)) >= 0:
-                yield Span(start + done, buffer[done : newline + 1], start + newline + 1)
+            done = 0
+            while (newline := chunk.find(b"\n", done)) >= 0:
+                line = chunk[done : newline + 1]
+                if parts:
+                    line, parts = b"".join((*parts, line)), []
+                yield Span(start, line, start + len(line))
+                start += len(line)
                 done = newline + 1
-            start, buffer = start + done, buffer[done:]
-            if len(buffer) > fmt.LINE_BYTES_MAX:
-                yield Span(start, None, start + len(buffer))
-                start, buffer = start + len(buffer), b""
+            if done < len(chunk):
+                parts.append(chunk[done:] if done else chunk)
+            if at - start > fmt.LINE_BYTES_MAX:
+                yield Span(start, None, at)
+                start, parts = at, []
 
     def _report(self, start: int, end: int) -> None:
         self._on_damage(Damage(self._name, start, end, "not as it was written"))
@@ -229,10 +231,10 @@ class Reader:
         return None
 
     def header(self, epoch: int, segment: int) -> records.Segment | None:
-        """Return a segment's header, None if it can't be read (the segment's scan says why)."""
+        """Return a segment's header, None if it is not as it was written (the segment's own scan says so)."""
         try:
             data = self.store.read(fmt.segment_name(epoch, segment), 0, 1 << 16)
-        except OSError:
+        except IsADirectoryError:
             return None
         line = data[: data.find(b"\n") + 1]
         if not fmt.is_sound(line, fmt.file_seed(fmt.segment_identity(self.run, epoch, segment)), 0):
@@ -282,7 +284,10 @@ class Reader:
     def line_at(self, epoch: int, segment: int, offset: int, size: int) -> Line:
         """Read one line whose place is known. DamagedError: it is not there as it was written."""
         name = fmt.segment_name(epoch, segment)
-        raw = self.store.read(name, offset, offset + size)
+        try:
+            raw = self.store.read(name, offset, offset + size)
+        except OSError as error:
+            raise DamagedError(str(_unreadable(name, error, offset))) from error
         if not fmt.is_sound(raw, fmt.file_seed(fmt.segment_identity(self.run, epoch, segment)), offset):
             raise DamagedError(str(Damage(name, offset, offset + size, "not as it was written")))
         return Line(epoch, segment, offset, raw)
@@ -315,13 +320,14 @@ class Follower:
         for number in numbers:
             if number < segment:
                 continue
-            scan = SegmentScan(self._reader, epoch, number, self._on_damage, start=offset if number == segment else 0)
+            start = offset if number == segment else 0
             try:
+                scan = SegmentScan(self._reader, epoch, number, self._on_damage, start=start)
                 for line in scan:
                     self.cursor[epoch] = (number, scan.position)
                     yield line
             except OSError as error:
-                self._report_once(fmt.segment_name(epoch, number), error)
+                return self._report_once(fmt.segment_name(epoch, number), error)
             self.cursor[epoch] = (number, scan.position)
             if not scan.finished and number == numbers[-1]:  # else its writer has gone on to the next one
                 return

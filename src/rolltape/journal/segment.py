@@ -8,11 +8,12 @@ segment is dead: nothing more is written to it, and `good` and `proven` say how 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rolltape import records
 from rolltape.journal import format as fmt
+from rolltape.journal.waiters import Item
 
 if TYPE_CHECKING:
     from rolltape.store import Store
@@ -61,22 +62,27 @@ class SegmentWriter:
         """Something was written that no sync has covered."""
         return self.proven < self._written
 
-    def write(self, items: Iterable[tuple[bytes, Mapping[str, bytes] | None]]) -> None:
-        """Write a group of (body, pack values), with one write to each file."""
-        group = list(items)
-        values = {digest: value for _, blobs in group if blobs for digest, value in blobs.items()}
+    def write(self, items: Iterable[Item]) -> None:
+        """Write a group of records, with one write to each file."""
+        values: dict[str, bytes] = {}
+        for item in items:
+            if item[1]:
+                values.update(item[1])
         if values:
             self._write_pack(values)
-        lines: list[bytes] = []
-        offset, dur, seed, close = self._written, self.proven, self._seed, fmt.close_line
-        for body, blobs in group:
-            pack = [self._packed[digest] for digest in blobs] if blobs else None
-            line = close(body, seed, offset, dur, pack)
-            offset += len(line)
-            lines.append(line)
-        self._store.append(self.name, b"".join(lines))
+        parts: list[bytes] = []
+        offset, seed, tail, end_of_line = self._written, self._seed, fmt.tail(self.proven), fmt.end_of_line
+        for item in items:
+            body, blobs = item[0], item[1]
+            if blobs:
+                body = fmt.with_pack(body, [self._packed[digest] for digest in blobs])
+            end = end_of_line(body, seed, offset, tail)
+            offset += len(body) + len(end)
+            parts.append(body)
+            parts.append(end)
+        self._store.append(self.name, b"".join(parts))
         self._written = offset
-        self._records += len(lines)
+        self._records += len(parts) // 2
 
     def count_written(self) -> None:
         """At durability `os`, what was written counts."""
@@ -92,7 +98,7 @@ class SegmentWriter:
         if self.dirty:
             self.sync()
         seal = records.Seal(records=self._records, pack_bytes=self._pack_bytes, unix_s=time.time())
-        self.write([(fmt.encode_record(seal), None)])
+        self.write([(fmt.encode_record(seal), None, None, None)])
         self.sync()
         self.release()
 

@@ -27,6 +27,7 @@ from rolltape import records
 from rolltape.errors import DiskFullError, JournalClosed, JournalError, JournalFailed, LimitError, UsageError
 from rolltape.journal import format as fmt
 from rolltape.journal.epochs import claim_epoch, create_run
+from rolltape.journal.failures import failure, where
 from rolltape.journal.segment import Closed, SegmentWriter
 from rolltape.journal.waiters import Batch, Blobs, Item, Log, LoopPort, ThreadPort
 
@@ -69,8 +70,9 @@ class WriterConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"full_disk_wait_s is {self.full_disk_wait_s!r}: use 0 to fail at once, or seconds to wait"
             )
-        if not 0 < self.record_bytes_max <= fmt.LINE_BYTES_MAX - 4096:
-            raise UsageError(f"record_bytes_max is {self.record_bytes_max}: use 1 to {fmt.LINE_BYTES_MAX - 4096}")
+        largest = fmt.LINE_BYTES_MAX - fmt.TAIL_BYTES_MAX
+        if not 0 < self.record_bytes_max <= largest:
+            raise UsageError(f"record_bytes_max is {self.record_bytes_max}: use 1 to {largest}")
 
 
 class Writer:
@@ -83,6 +85,7 @@ class Writer:
         self.paused = False
         """The disk is full and the writer waits for room."""
         self._store = store
+        self._record_bytes_max = config.record_bytes_max
         self._queue: SimpleQueue[Batch | None] = SimpleQueue()
         self._loops: dict[asyncio.AbstractEventLoop, LoopPort] = {}
         self._threads = ThreadPort(self._submit, config.queue_bytes_max)
@@ -90,6 +93,8 @@ class Writer:
         """Why nothing more is taken: set once, when the writer is closed, gives up, or is found in a forked child."""
         self._forked = False
         self._closing = threading.Event()
+        self._some_failed = False
+        """Some record of some attempt has failed, so that each group has to be looked through for such attempts."""
         self._in_hand: list[Batch] = []
         """What the I/O thread has taken from the queue and not settled yet."""
         self._stopped = False
@@ -121,7 +126,8 @@ class Writer:
         self, body: bytes, blobs: Blobs | None = None, *, log: Log | None = None, sync: bool = False
     ) -> asyncio.Future[None]:
         """Queue a record from the running event loop, at once. The future is done when it is on disk, or failed."""
-        self._check(body, blobs, log)
+        if blobs or log is not None or self._refusal is not None or len(body) > self._record_bytes_max:
+            self._check(body, blobs, log)
         return self.port().put(body, blobs, log, sync)
 
     def put_from_thread(
@@ -150,9 +156,10 @@ class Writer:
             raise _again(self._refusal)
         if log is not None and log.error is not None:
             raise _again(log.error)
-        if len(body) > self.config.record_bytes_max:
+        size = len(body) + (len(blobs) * fmt.PACK_ENTRY_BYTES_MAX if blobs else 0)
+        if size > self.config.record_bytes_max:
             raise LimitError(
-                f"a record of {len(body):,} bytes is over record_bytes_max={self.config.record_bytes_max:,}: "
+                f"a record of {size:,} bytes is over record_bytes_max={self.config.record_bytes_max:,}: "
                 "record less (a path, a summary), pass large binary data as bytes (it goes to the pack), or raise it"
             )
         if blobs and (size := sum(map(len, blobs.values()))) > self.config.value_bytes_max:
@@ -214,7 +221,9 @@ class Writer:
         except BaseException as error:
             # The one place that catches everything on this thread: whoever waits must be told, whatever went wrong.
             self._refuse(JournalFailed(f"the journal of epoch {self.epoch} stopped: {error!r}"))
-            self._fail(self._in_hand)
+            self._fail(self._in_hand, self._refusal or JournalFailed(str(error)))
+            for batch in self._in_hand:
+                batch.port.settle(batch)
             raise
         finally:
             # In this order: what is queued from now on is failed by whoever queues it, the rest here.
@@ -225,24 +234,25 @@ class Writer:
         """Write all that waits as one group, and release whoever waits for it."""
         self._in_hand = batches
         sync = self.config.durability == "disk" or any(batch.sync for batch in batches)
-        waiting: list[_Place] = []
-        for batch in batches:
-            for place, item in enumerate(batch.items):
-                if item.log is not None and item.log.error is not None:
-                    batch.failed[place] = _again(item.log.error)
-                else:
-                    waiting.append((batch, place, item))
-        error = self._write_until_done([item for _, _, item in waiting], sync) if waiting else None
+        waiting = [item for batch in batches for item in batch.items]
+        if self._some_failed:
+            for batch in batches:
+                self._fail_with_their_logs(batch)
+            waiting = [item for batch in batches for n, item in enumerate(batch.items) if n not in batch.failed]
+        error = self._write_until_done(waiting, sync) if waiting else None
         if error is not None:
-            for batch, place, item in waiting:
-                batch.failed[place] = _again(error)
-                if item.log is not None:
-                    item.log.error = error
+            self._fail(batches, error)
+        if isinstance(error, DiskFullError):
+            self._fail_queued(error)  # before anybody is told, so that what they put then gets its own chance
         self._in_hand = []
         for batch in batches:
             batch.port.settle(batch)
-        if isinstance(error, DiskFullError):
-            self._fail_queued()
+
+    def _fail_with_their_logs(self, batch: Batch) -> None:
+        """An attempt of which one record failed gets no further one: its order has no holes."""
+        for place, (_, _, _, log) in enumerate(batch.items):
+            if log is not None and log.error is not None:
+                batch.failed[place] = _again(log.error)
 
     def _write_until_done(self, items: list[Item], sync: bool) -> JournalError | None:
         """Write and sync one group. While the disk is full, again and again, in fresh segments; then say why not."""
@@ -254,12 +264,12 @@ class Writer:
             except OSError as error:
                 self._abandon_segment(error)
                 if error.errno not in _NO_SPACE:
-                    return _failure(self._store, error)
+                    return failure(self._store, error)
                 deadline = deadline or time.monotonic() + self.config.full_disk_wait_s
                 if time.monotonic() >= deadline or self._closing.wait(wait_s):
                     self.paused = False
                     return DiskFullError(
-                        f"{_where(error)}: {self._store}. Free some space and run again: "
+                        f"{where(error)}: {self._store}. Free some space and run again: "
                         f"everything acknowledged is kept (full_disk_wait_s={self.config.full_disk_wait_s:g})"
                     )
                 if not self.paused:
@@ -279,7 +289,7 @@ class Writer:
             except OSError as error:
                 self._abandon_segment(error)
         segment = self._segment or self._open_segment()
-        segment.write([(item.body, item.blobs) for item in items])
+        segment.write(items)
         self._written_at = time.monotonic()
         if sync:
             segment.sync()
@@ -321,8 +331,8 @@ class Writer:
 
     def _abandon_segment(self, error: OSError) -> None:
         """After a failed write or sync, nothing about the file is believed but what was known before."""
-        logger.warning("a segment of the journal is given up: %s", error)
         if self._segment is not None:
+            logger.warning("segment %d of the journal is given up: %s", self._segment.number, error)
             self._segment.release()
             self._unstated = [(self._segment.number, self._segment.good, self._segment.proven)]
             self._segment = None
@@ -344,7 +354,7 @@ class Writer:
             segment = self._segment or self._open_segment()
             if segment.dirty:
                 segment.sync()
-            segment.write([(fmt.encode_record(records.Heartbeat(unix_s=time.time())), None)])
+            segment.write([(fmt.encode_record(records.Heartbeat(unix_s=time.time())), None, None, None)])
             segment.sync()
         except OSError as error:
             self._abandon_segment(error)
@@ -362,7 +372,7 @@ class Writer:
             self._abandon_segment(error)
         self._synced_at = time.monotonic()
 
-    def _fail_queued(self) -> None:
+    def _fail_queued(self, reason: JournalError | None = None) -> None:
         """Tell whoever is still in the queue why nothing more is written."""
         while True:
             try:
@@ -370,39 +380,18 @@ class Writer:
             except Empty:
                 return
             if batch is not None:  # None is only a wake-up
-                self._fail([batch])
+                self._fail([batch], reason or self._refusal or JournalClosed("the journal is closed"))
+                batch.port.settle(batch)
 
-    def _fail(self, batches: list[Batch]) -> None:
-        reason = self._refusal or DiskFullError(f"the disk stayed full: {self._store}")
+    def _fail(self, batches: list[Batch], reason: JournalError) -> None:
+        """Note for each record of `batches` why it failed, unless that is noted already."""
+        self._some_failed = True
         for batch in batches:
-            for place, item in enumerate(batch.items):
-                batch.failed[place] = _again(reason)
-                if item.log is not None:
-                    item.log.error = reason
-            batch.port.settle(batch)
-
-
-_Place = tuple[Batch, int, Item]
-
-_ADVICE = {
-    errno.EROFS: "The file system is read-only: remount it or choose another directory, then run again",
-    errno.ENOENT: "The run's directory is gone: was it moved or deleted while the run was open?",
-    errno.ESTALE: "The network file system lost the file: check the mount, then run again",
-    errno.EFBIG: "A file size limit was hit (ulimit -f): raise it, or lower segment_bytes_max, then run again",
-    errno.ENOTDIR: "A file lies where a directory should be: choose another directory, or move it away",
-    errno.EACCES: "Check who owns the directory and its permissions",
-    errno.ENOSPC: "Free some space, then run again",
-    0: "Everything acknowledged is kept; check the disk (dmesg), then run again",
-}
-
-
-def _failure(store: Store, error: OSError) -> JournalFailed:
-    return JournalFailed(f"{_where(error)}: {store}. {_ADVICE.get(error.errno or 0, _ADVICE[0])}")
-
-
-def _where(error: OSError) -> str:
-    name = f" {error.filename}" if error.filename else ""
-    return f"the journal could not be written{name}: {os.strerror(error.errno) if error.errno else error}"
+            for place, (_, _, _, log) in enumerate(batch.items):
+                if place not in batch.failed:
+                    batch.failed[place] = _again(reason)
+                    if log is not None:
+                        log.error = reason
 
 
 def _again(error: BaseException) -> BaseException:
@@ -418,7 +407,7 @@ def open_writer(store: Store, config: WriterConfig | None = None, *, run_config:
         claim = claim_epoch(store, run.run, durability=config.durability, lease_s=config.lease_s)
         return Writer(store, run.run, claim.epoch, config)
     except OSError as error:
-        raise _failure(store, error) from error
+        raise failure(store, error) from error
 
 
 # ---- exit and fork ---------------------------------------------------------------------------------------------------

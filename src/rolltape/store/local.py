@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import stat
+from contextlib import suppress
 from typing import Literal
 
 from rolltape.store.protocol import FileSystem
@@ -19,6 +20,9 @@ Mode = Literal["private", "group"]
 
 _MODES: dict[Mode, tuple[int, int]] = {"private": (0o600, 0o700), "group": (0o640, 0o750)}
 _TEMPORARY = ".tmp-"
+
+_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS}
+"""Above the run: a directory that can't be opened or synced is none in which we, or one of ours, made anything."""
 
 
 class LocalStore:
@@ -34,6 +38,9 @@ class LocalStore:
 
     def __repr__(self) -> str:
         return f"LocalStore({self.root!r})"
+
+    def __str__(self) -> str:
+        return self.root
 
     def path(self, name: str) -> str:
         """Return where `name` lies. Names come from Rolltape's own numbering, never from outside."""
@@ -56,7 +63,7 @@ class LocalStore:
             self._fs.unlink(temporary)
             self._sync_folder(folder)
         except BaseException:
-            self._fs.close(fd)
+            self._close(fd)
             self._discard(temporary)
             raise
         self._appending[name] = fd
@@ -73,7 +80,7 @@ class LocalStore:
         try:
             self._fs.fsync(fd)
         finally:
-            self._fs.close(fd)
+            self._close(fd)
         folder = os.path.dirname(path)
         while len(folder) >= len(self.root):
             self._sync_folder(folder)
@@ -91,7 +98,7 @@ class LocalStore:
                 start += len(part)
             return b"".join(parts)
         finally:
-            self._fs.close(fd)
+            self._close(fd)
 
     def list(self, folder: str) -> dict[str, int]:
         path = self.path(folder) if folder else self.root
@@ -113,7 +120,7 @@ class LocalStore:
     def release(self, name: str) -> None:
         """Stop appending to `name`: its descriptor is closed, without a sync."""
         if (fd := self._appending.pop(name, None)) is not None:
-            self._fs.close(fd)
+            self._close(fd)
 
     def delete(self, name: str) -> None:
         self.release(name)
@@ -178,8 +185,10 @@ class LocalStore:
         while True:
             try:
                 self._sync_folder(folder)
-            except PermissionError:
-                return  # not ours to read, so neither we nor one of ours made what lies in it
+            except OSError as error:
+                if error.errno not in _NOT_OURS:
+                    raise
+                return
             if (parent := os.path.dirname(folder)) == folder:
                 return
             folder = parent
@@ -189,10 +198,12 @@ class LocalStore:
         try:
             self._fs.fsync(fd)
         finally:
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        with suppress(OSError):  # what counts was said by the sync before it, and the descriptor is gone either way
             self._fs.close(fd)
 
     def _discard(self, temporary: str) -> None:
-        try:
+        with suppress(OSError):  # a leftover is harmless, and the first error is the one that matters
             self._fs.unlink(temporary)
-        except OSError:
-            return  # a leftover is harmless, and the first error is the one that matters

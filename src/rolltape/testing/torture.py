@@ -98,9 +98,10 @@ def write(plan: Plan) -> int:
 
 
 def write_in_processes(argv: list[str], processes: int) -> int:
-    """Run `argv` in so many processes, each with its share of the trajectories; the first failure's code counts."""
+    """Run `argv` in so many processes, each with its share of the trajectories. 0: all of them are done."""
     children = [subprocess.Popen([*argv, "--share", f"{i}/{processes}"]) for i in range(processes)]
-    return max(child.wait() for child in children)
+    codes = [child.wait() for child in children]
+    return next((code if code > 0 else FAILED for code in codes if code != 0), DONE)
 
 
 def die_with_parent(parent: int) -> None:

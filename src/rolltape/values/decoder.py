@@ -24,7 +24,7 @@ Blob: TypeAlias = Callable[[str, int], bytes]
 _decode = msgspec.json.Decoder().decode
 
 
-def parse(raw: bytes) -> Any:
+def parse(raw: bytes, where: str = "the text") -> Any:
     """Return the JSON value in `raw`, tags and all."""
     try:
         try:
@@ -33,16 +33,17 @@ def parse(raw: bytes) -> Any:
             # msgspec counts the sign of an integer as a digit. It is also right: such a float does not exist.
             return json.loads(raw, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError, msgspec.DecodeError) as error:
-        raise DamagedError(f"this is no recorded value ({error}): {raw[:80]!r}") from error
+        raise DamagedError(f"{where} is no recorded value ({error}): {raw[:80]!r}") from error
 
 
 class Decoder:
     """Turns the tree of one text into its value, in place."""
 
-    __slots__ = ("blob", "raw", "recall")
+    __slots__ = ("blob", "raw", "recall", "where")
 
-    def __init__(self, raw: bytes, blob: Blob | None, recall: Recall | None) -> None:
+    def __init__(self, raw: bytes, blob: Blob | None, recall: Recall | None, where: str = "") -> None:
         self.raw = raw
+        self.where = where
         self.blob = blob
         self.recall = recall
 
@@ -57,19 +58,17 @@ class Decoder:
 
     def tagged(self, tag: str, node: dict[str, Any], at: Link, depth: int) -> Any:
         if tag not in _TAGS:
-            raise FormatError(f"{_place(at)}: unknown tag {tag!r}: a newer Rolltape wrote it. Upgrade to read it.")
-        read, fields = _TAGS[tag]
-        if len(node) != len(fields) or not all(type(node.get(name)) is kind for name, kind in fields.items()):
-            _damaged(at, f"{tag} has not the fields {', '.join(fields)}")
+            raise FormatError(f"{self.place(at)}: unknown tag {tag!r}: a newer Rolltape wrote it. Upgrade to read it.")
+        self.check_fields(tag, node, at)
         try:
-            return read(self, node, at, depth)
+            return _TAGS[tag][0](self, node, at, depth)
         except (TypeError, ValueError) as error:
             # Unhashable members of a set, letters that are no base64, a pair with three sides.
-            _damaged(at, f"{tag} holds what it cannot ({error!r})", error)
+            self.damaged(at, f"{tag} holds what it cannot ({error!r})", error)
 
     def fields(self, node: Any, at: Link, depth: int) -> dict[str, Any]:
         if depth >= DEPTH_MAX:
-            _damaged(at, f"nested more than {DEPTH_MAX} levels deep")
+            self.damaged(at, f"nested more than {DEPTH_MAX} levels deep")
         for key, item in node.items():
             kind = type(item)
             if kind is dict or kind is list:
@@ -78,7 +77,7 @@ class Decoder:
 
     def items(self, node: Any, at: Link, depth: int) -> list[Any]:
         if depth >= DEPTH_MAX:
-            _damaged(at, f"nested more than {DEPTH_MAX} levels deep")
+            self.damaged(at, f"nested more than {DEPTH_MAX} levels deep")
         for i, item in enumerate(node):
             kind = type(item)
             if kind is dict or kind is list:
@@ -87,7 +86,7 @@ class Decoder:
 
     def read_float(self, node: Any, at: Link, depth: int) -> float:
         if node["$float"] not in ("nan", "inf", "-inf"):
-            _damaged(at, f"$float has no name for {node['$float']!r}")
+            self.damaged(at, f"$float has no name for {node['$float']!r}")
         return float(node["$float"])
 
     def read_bytes(self, node: Any, at: Link, depth: int) -> bytes:
@@ -98,10 +97,10 @@ class Decoder:
 
     def read_pack(self, node: Any, at: Link, depth: int) -> bytes:
         if self.blob is None:
-            raise UsageError(f"{_place(at)}: the value holds packed bytes: pass blob= to decode it.")
+            raise UsageError(f"{self.place(at)}: the value holds packed bytes: pass blob= to decode it.")
         data = self.blob(node["$pack"], node["bytes"])
         if len(data) != node["bytes"] or pack_hash(data) != node["$pack"]:
-            _damaged(at, f"the pack holds other bytes than {node['$pack']}")
+            self.damaged(at, f"the pack holds other bytes than {node['$pack']}")
         return data
 
     def read_map(self, node: Any, at: Link, depth: int) -> dict[Any, Any]:
@@ -129,34 +128,38 @@ class Decoder:
     def read_list(self, node: Any, at: Link, depth: int) -> list[Any]:
         base = self.recalled(at).base(*target(node["$list"]), node["n"])
         self.whole_hash(node, base.digest, at)
-        return [*map(lists.copy, base.items[: base.n]), *self.items(node["add"], (at, "add"), depth + 1)]
+        return [*lists.copy(base.items[: base.n], {}), *self.items(node["add"], (at, "add"), depth + 1)]
 
     def whole_hash(self, node: Any, base: bytes, at: Link) -> bytes:
         """Return the hash of an extended list, once it is known to be right."""
         whole = lists.digest(pointer.piece(self.raw, [*pointer.split(pointer.pointer("", at)), "add"]), base)
         if whole.hex() != node["hash"]:
-            _damaged(at, f"the list that extends {node['$list']} has another hash than was recorded")
+            self.damaged(at, f"the list that extends {node['$list']} has another hash than was recorded")
         return whole
+
+    def check_fields(self, tag: str, node: dict[str, Any], at: Link) -> None:
+        """Raise DamagedError if a tag has not the fields that it should have."""
+        fields = _TAGS[tag][1]
+        if len(node) != len(fields) or not all(type(node.get(name)) is kind for name, kind in fields.items()):
+            self.damaged(at, f"{tag} has not the fields {', '.join(fields)}")
+
+    def place(self, at: Link) -> str:
+        return pointer.path(self.where, at)[:200]
+
+    def damaged(self, at: Link, what: str, cause: Exception | None = None) -> NoReturn:
+        raise DamagedError(f"{self.place(at)}: {what}") from cause
 
     def recalled(self, at: Link) -> Recall:
         if self.recall is None:
-            raise UsageError(f"{_place(at)}: the value refers to an earlier record: pass recall= to decode it.")
+            raise UsageError(f"{self.place(at)}: the value refers to an earlier record: pass recall= to decode it.")
         return self.recall
 
 
 def target(node: Any) -> tuple[Position, str]:
-    epoch, attempt, seq, place = node
-    if not (type(epoch) is type(attempt) is type(seq) is int and type(place) is str):
-        raise ValueError("no reference")
-    return (epoch, attempt, seq), place
-
-
-def _place(at: Link) -> str:
-    return pointer.path("", at)
-
-
-def _damaged(at: Link, what: str, cause: Exception | None = None) -> NoReturn:
-    raise DamagedError(f"{_place(at)[:200]}: {what}") from cause
+    """Return the record and the place in it that a reference names."""
+    if type(node) is not list or [type(part) for part in node] != [int, int, int, str]:
+        raise DamagedError(f"{str(node)[:80]} is no reference to a record")
+    return (node[0], node[1], node[2]), node[3]
 
 
 def _finite(text: str) -> float:

@@ -32,6 +32,8 @@ _encode = msgspec.json.Encoder().encode
 
 _SHORT = 8
 """No shorter string is a credential or a URL that holds one."""
+AROUND_MAX = 4
+"""Lists in that many remembered lists are not remembered themselves."""
 _BULK = 8
 """From this length on it pays to look at the types of a list's items all at once."""
 
@@ -41,7 +43,7 @@ _Handler: TypeAlias = "Callable[[Encoder, Any, Link, int], Any]"
 class Encoder:
     """One walk over one value. Methods return the object that they were given where JSON can say it as it is."""
 
-    __slots__ = ("blobs", "hidden", "log", "memory", "odd", "redactor", "rules", "strict", "where")
+    __slots__ = ("around", "blobs", "copies", "hidden", "log", "memory", "odd", "redactor", "rules", "strict", "where")
 
     def __init__(self, where: str, redactor: Redactor, memory: Memory | None, *, strict: bool) -> None:
         self.where = where
@@ -55,6 +57,10 @@ class Encoder:
         """How many values were redacted so far."""
         self.odd = 0
         """How many were met that no list is remembered with: sets, and dicts with other keys than strings."""
+        self.around = 0
+        """How many lists that will be remembered the walk is inside of."""
+        self.copies: dict[int, list[Any]] = {}
+        """The copies of the lists inside of these, by id: shared, or each level would copy all below it again."""
         keys = redactor.keys
         if strict:
             self.rules = keys, keys.plain, _STRICTLY_PLAIN, 0, 0, self.log
@@ -80,7 +86,9 @@ class Encoder:
                     return self.write_odd_dict(value, at, depth, mark)
                 if asks & HIDDEN and self.redactor.hides(key, item):
                     self.hidden += 1
-                    item = REDACTED
+                    out = value.copy() if out is None else out
+                    out[key] = REDACTED
+                    continue
             kind = type(item)
             if kind is str:
                 size = len(item)
@@ -104,11 +112,13 @@ class Encoder:
         keys = self.redactor.keys
         if not any(type(key) is not str or keys[key] & BROKEN for key in value):
             return {"$dict": self.write_dict(value, (at, Hop("$dict")), depth + 1, odd=0)}
+        if depth + 2 >= DEPTH_MAX:
+            raise self.too_deep(at)
         self.odd += 1
         aside = self.aside()
         pairs = []
         for i, (key, item) in enumerate(value.items()):
-            shown = pointer.escape(key if type(key) is str else repr(key))[:80]
+            shown = _shown(key)
             new_key = aside.value(key, (at, Hop(f"$map/{i}/0", shown)), depth + 3)
             new = REDACTED if self.redactor.hides(key, item) else item
             pairs.append([new_key, self.value(new, (at, Hop(f"$map/{i}/1", shown)), depth + 3)])
@@ -144,49 +154,53 @@ class Encoder:
 
     def write_list(self, value: list[Any], at: Link, depth: int) -> Any:
         memory = self.memory
-        if memory is None or not _is_worth_remembering(value):
+        if memory is None or self.around == AROUND_MAX or not _is_worth_remembering(value):
             return self.write_items(value, at, depth)
         key = lists.likeness(value[0])
         entry = Entry(len(value), self.where, at)
         found = memory.find(value, key, self.redactor)
         if found is None:
-            return self.write_new_list(value, at, depth, ListNote(entry, key, None, None, value))
+            return self.write_whole(value, at, depth, ListNote(entry, key, None, None))
         base, after = found
-        note = ListNote(entry, key, base, after, value[after.n :])
+        note = ListNote(entry, key, base, after)
         hashed, size = base.hashed(after)
         place = after.pointer()
         if size <= history.REFERENCE_BYTES + len(place):
-            return self.write_new_list(value, at, depth, note)
+            return self.write_whole(value, at, depth, note)
         if depth + base.height() >= DEPTH_MAX:
             raise self.too_deep(at)
-        odd, hidden = self.odd, self.hidden
-        added = _encode(self.write_items(note.copies, (at, Hop("add", None, after.n)), depth + 1))
+        added = _encode(self.new_items(note, value, value[after.n :], (at, Hop("add", None, after.n)), depth + 1))
         whole = lists.digest(added, hashed)
         entry.hashed = whole, size + len(added) - 1
-        self.remember(note, odd, hidden)
         return {"$list": [*after.position, place], "n": after.n, "add": msgspec.Raw(added), "hash": whole.hex()}
 
-    def write_new_list(self, value: list[Any], at: Link, depth: int, note: ListNote) -> Any:
-        """Return a list written whole, to be referred to later."""
-        odd, hidden = self.odd, self.hidden
-        out: Any = self.write_items(value, at, depth)
-        if out is not value:
-            # What stands there is not what the copy would encode to: keep the hash of the text itself.
-            text = _encode(out)
-            note.entry.hashed = lists.digest(text), len(text)
-            out = msgspec.Raw(text)
-        self.remember(note, odd, hidden)
-        return out
+    def write_whole(self, value: list[Any], at: Link, depth: int, note: ListNote) -> Any:
+        out = self.new_items(note, value, value, at, depth)
+        if out is value:
+            return value
+        # What stands there is not what the copy would encode to: keep the hash of the text itself.
+        text = _encode(out)
+        note.entry.hashed = lists.digest(text), len(text)
+        return msgspec.Raw(text)
 
-    def remember(self, note: ListNote, odd: int, hidden: int) -> None:
-        """Note a list whose new items were just walked, unless there is something odd in them."""
+    def new_items(self, note: ListNote, value: list[Any], new: list[Any], at: Link, depth: int) -> list[Any]:
+        """Walk the `new` items of a list, and note what a later one may extend, unless something odd is in them."""
+        odd, hidden = self.odd, self.hidden
+        self.around += 1
+        out = self.write_items(new, at, depth)
+        self.around -= 1
         if self.odd != odd:
-            return
+            return out
+        copies = new if note.after is None or new is not value else value[note.after.n :]
         if self.hidden != hidden:
             note.scrubbed = True
-            note.copies = self.redactor.scrub(note.copies)
-        note.copies = lists.copy(note.copies)
+            copies = self.redactor.scrub(copies)
+        note.copies = lists.copy(copies, self.copies)
+        if self.around:
+            known = [] if note.base is None or note.after is None else note.base.items[: note.after.n]
+            self.copies[id(value)] = known + note.copies
         self.log.append(note)
+        return out
 
     def write_str(self, value: str, at: Link, depth: int) -> Any:
         if value[:1] in "Bb" or "@" in value:
@@ -302,6 +316,16 @@ def _is_worth_remembering(value: list[Any]) -> bool:
         if kind in lists.CONTAINERS or (kind is str and len(item) >= STRING_CHARS_MIN):
             return True
     return False
+
+
+def _shown(key: Any) -> str:
+    """Return a dict's key for the path in an error: without calling code that is not ours."""
+    kind = type(key)
+    if kind is str:
+        return pointer.escape(key)
+    if kind in (type(None), bool, float, bytes) or (kind is int and key.bit_length() < 256):
+        return repr(key)[:80]
+    return f"<{kind.__qualname__}>"
 
 
 def _advice(value: Any) -> str:

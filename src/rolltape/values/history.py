@@ -65,13 +65,13 @@ class ListNote:
 
     __slots__ = ("after", "base", "copies", "entry", "key", "scrubbed")
 
-    def __init__(self, entry: Entry, key: int, base: Remembered | None, after: Entry | None, new: list[Any]) -> None:
+    def __init__(self, entry: Entry, key: int, base: Remembered | None, after: Entry | None) -> None:
         self.entry = entry
         self.key = key
         self.base = base
         self.after = after
-        """Up to where the remembered list is the same."""
-        self.copies = new
+        """Up to where `base` is the same."""
+        self.copies: list[Any] = []
         self.scrubbed = False
 
 

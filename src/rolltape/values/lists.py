@@ -21,7 +21,6 @@ from rolltape.values.pointer import Link, Position, pointer
 CONTAINERS = frozenset((dict, list, tuple))
 
 _COPIED = frozenset((dict, list, tuple, set))
-_LEAVES_MAX = 8
 _encode = msgspec.json.Encoder().encode
 
 
@@ -30,15 +29,17 @@ def digest(text: bytes, base: bytes = b"") -> bytes:
     return blake2b(base + text, digest_size=8).digest()
 
 
-def copy(value: Any) -> Any:
-    """Return a value whose containers are new and whose leaves are shared."""
+def copy(value: Any, done: dict[int, list[Any]]) -> Any:
+    """Return a value whose containers are new and whose leaves are shared. Lists in `done`, by id, are copied."""
     kind = type(value)
     if kind is dict:
-        return {key: copy(item) if type(item) in _COPIED else item for key, item in value.items()}
+        return {key: copy(item, done) if type(item) in _COPIED else item for key, item in value.items()}
     if kind is list:
-        return [copy(item) if type(item) in _COPIED else item for item in value]
+        if id(value) in done:
+            return done[id(value)]
+        return [copy(item, done) if type(item) in _COPIED else item for item in value]
     if kind is tuple:
-        return tuple([copy(item) if type(item) in _COPIED else item for item in value])
+        return tuple([copy(item, done) if type(item) in _COPIED else item for item in value])
     return set(value) if kind is set else value
 
 
@@ -81,13 +82,15 @@ class _Level:
         """Add values; return what they hold."""
         start = len(self.values)
         types = list(map(type, flat))
-        inner = [i for i, kind in enumerate(types, start) if kind in CONTAINERS]
-        if inner or float in types:
-            self.marks += [(i, _mark(value)) for i, value in enumerate(flat, start) if _needs_mark(value)]
         self.values += flat
         self.types += types
-        self.inner += inner
-        return gc.get_referents(*[flat[i - start] for i in inner])
+        if float in types or dict in types:
+            self.marks += [(i, _mark(value)) for i, value in enumerate(flat, start) if _needs_mark(value)]
+        if CONTAINERS.isdisjoint(types):
+            return []
+        inner = [i for i, kind in enumerate(types) if kind in CONTAINERS]
+        self.inner += [start + i for i in inner] if start else inner
+        return gc.get_referents(*map(flat.__getitem__, inner))
 
 
 class Remembered:
@@ -210,13 +213,8 @@ def _needs_mark(value: Any) -> bool:
     if type(value) is not dict:
         return type(value) is float and value == 0.0
     # Leaves that all differ tell the order of the keys, up to one container among them.
-    leaves: list[Any] = []
-    for item in value.values():
-        if type(item) not in CONTAINERS:
-            if item in leaves or len(leaves) == _LEAVES_MAX:
-                return True
-            leaves.append(item)
-    return len(leaves) + 1 < len(value)
+    leaves = [item for item in value.values() if type(item) not in CONTAINERS]
+    return len(set(leaves)) < len(leaves) or len(leaves) + 1 < len(value)
 
 
 def _mark(value: Any) -> Any:

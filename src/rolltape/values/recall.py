@@ -115,17 +115,19 @@ class Recall:
             raw = pointer.piece(text, tokens)
         except LookupError as error:
             raise DamagedError(f"record {position} has nothing at {place}, where a value refers to") from error
-        return (position, place), raw, parse(raw)
+        return (position, place), raw, parse(raw, f"record {position} at {place}")
 
     def _expand(self, key: tuple[Position, str], raw: bytes, node: Any) -> Base:
         position, place = key
         blob = self._blob
-        decoder = Decoder(raw, None if blob is None else lambda name, size: blob(position, name, size), self)
+        packed = None if blob is None else lambda name, size: blob(position, name, size)
+        decoder = Decoder(raw, packed, self, f"record {position} at {place}")
         if type(node) is list:
             items = decoder.items(node, None, 0)
             return Base(items, len(items), digest(raw))
-        if type(node) is not dict or "$list" not in node:
+        if type(node) is not dict or next(iter(node), "") != "$list":
             raise DamagedError(f"record {position} holds no list at {place}, where a value refers to one")
+        decoder.check_fields("$list", node, None)
         base = self.base(*target(node["$list"]), node["n"])
         whole = decoder.whole_hash(node, base.digest, None)
         added = decoder.items(node["add"], (None, "add"), 1)
@@ -137,7 +139,7 @@ class Recall:
         tree = self._trees.get(position)
         if tree is None:
             record = self._record(position)
-            tree = parse(record if type(record) is bytes else msgspec.json.encode(record))
+            tree = parse(record if type(record) is bytes else msgspec.json.encode(record), f"record {position}")
             if len(self._trees) >= TREES_MAX:
                 del self._trees[next(iter(self._trees))]
             self._trees[position] = tree
@@ -160,12 +162,14 @@ def _bases(node: Any) -> list[tuple[Position, str]]:
     waiting = [node]
     while waiting:
         node = waiting.pop()
-        if type(node) is dict:
-            if "$list" in node:
-                found.append(target(node["$list"]))
-            waiting += node.values()
-        elif type(node) is list:
+        if type(node) is list:
             waiting += node
+        elif type(node) is dict:
+            tag = next(iter(node), "")
+            if tag == "$list":
+                found.append(target(node[tag]))
+            inside = node[tag] if tag == "$dict" else node  # the keys in there are the user's own
+            waiting += inside.values() if type(inside) is dict else []
     return found
 
 

@@ -1,0 +1,96 @@
+"""What the documentation shows is run: its Python as it stands, its shell commands on a run that is being written."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rolltape.testing.kill import Child
+
+ROOT = Path(__file__).parents[2]
+HANG_S = 120.0
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[tuple[str, str]]:
+    """Each shell command of a page, with the output that the page shows for it."""
+    found = []
+    for block in blocks(page, "console"):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            lines = part.splitlines(keepends=True)
+            end = next(n for n, line in enumerate(lines, 1) if not line.endswith("\\\n"))
+            found.append(("".join(lines[:end]).strip(), "".join(lines[end:])))
+    return found
+
+
+def run_python(code: str, folder: Path) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True, timeout=HANG_S
+    ).stdout
+
+
+def run_shell(command: str, folder: Path, *, half_lines: bool = False) -> str:
+    """With `half_lines`, the command may complain about a last line that is half there, after it printed the others."""
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=env,
+        check=not half_lines,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    return done.stdout
+
+
+def test_the_first_example_of_the_readme_runs_and_prints_its_records(tmp_path):
+    """And jq shows of them what the README says it shows."""
+    (code,) = blocks("README.md", "python")
+    printed = run_python(code, tmp_path)
+    assert '"type":"done"' in printed
+    if shutil.which("jq") is None:
+        pytest.skip("jq is not installed")
+    ((command, output),) = [shown for shown in commands("README.md") if shown[0].startswith("jq")]
+    assert run_shell(command, tmp_path) == output
+
+
+@pytest.fixture
+def live(tmp_path):
+    """The run of the page, which another process writes for as long as the test needs it."""
+    start = commands("docs/reading.md")[0][0]
+    assert start.startswith("python -m ") and start.endswith("> /dev/null &")
+    argv = start.removeprefix("python ").removesuffix("> /dev/null &").replace("\\\n", " ").split()
+    os.chdir(tmp_path)
+    with Child(argv) as child:
+        child.wait_for(lambda line: line.startswith("ACK 3 2 "), HANG_S)
+        yield tmp_path
+        assert child.returncode is None, "the run was to be written while it was read"
+    os.chdir(ROOT)
+
+
+def test_the_page_on_reading_shows_what_its_python_prints(live):
+    """Each block names every trajectory of the run, while it is being written."""
+    shown = blocks("docs/reading.md", "python")
+    assert len(shown) == 2
+    for code in shown:
+        printed = run_python(code, live)
+        assert [key for key in ("torture-0#0", "torture-3#0") if key not in printed] == []
+
+
+def test_the_page_on_reading_shows_what_its_commands_print(live):
+    """The first records of a run are the same whenever one looks; the others have the shape that is shown."""
+    if shutil.which("jq") is None:
+        pytest.skip("jq is not installed")
+    first, last = commands("docs/reading.md")[1:]
+    assert sorted(
+        line.rpartition(",")[0] for line in run_shell(first[0], live, half_lines=True).splitlines()
+    ) == sorted(line.rpartition(",")[0] for line in first[1].splitlines())
+    assert run_shell(last[0], live, half_lines=True).startswith('{"type":"')
