@@ -5,10 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rolltape.journal import Reader
+from rolltape.store import LocalStore
 from rolltape.testing.kill import Child
 
 ROOT = Path(__file__).parents[2]
@@ -94,3 +97,19 @@ def test_the_page_on_reading_shows_what_its_commands_print(live):
         line.rpartition(",")[0] for line in run_shell(first[0], live, half_lines=True).splitlines()
     ) == sorted(line.rpartition(",")[0] for line in first[1].splitlines())
     assert run_shell(last[0], live, half_lines=True).startswith('{"type":"')
+
+
+def test_the_page_on_the_format_tells_a_sound_line_from_any_other(tmp_path):
+    """A reader written after its Python judges every line of a run as ours does."""
+    (code,) = blocks("docs/format.md", "python")
+    page: dict[str, Callable[[bytes, bytes, int], bool]] = {}
+    exec(code, page)  # type: ignore[arg-type]
+    run_python(blocks("README.md", "python")[0], tmp_path)
+    reader = Reader(LocalStore(tmp_path / "runs/first"))
+    identity = f"{reader.run}/1/1".encode()
+    lines = list(reader.scan(pytest.fail))
+    assert len(lines) == 5
+    for line in lines:
+        assert page["is_sound"](line.raw, identity, line.offset)
+        assert not page["is_sound"](line.raw, identity, line.offset + 1)
+        assert not page["is_sound"](line.raw.replace(b"e", b"f", 1), identity, line.offset)

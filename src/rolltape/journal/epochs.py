@@ -12,6 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -94,22 +95,25 @@ def find_run(store: Store, on_damage: Callable[[str], None]) -> str:
     except DamagedError as error:
         on_damage(str(error))
         for epoch in epochs(store):
-            if run := _run_of(store, epoch):
-                return run
+            with suppress(OSError):  # one that can't be read says nothing; if none says it, the first error stands
+                for name in sorted(store.list(fmt.epoch_folder(epoch))):
+                    number = fmt.number_of(name, ".jsonl")
+                    if number is not None and (run := _run_of(store, epoch, number)):
+                        return run
         raise
 
 
-def _run_of(store: Store, epoch: int) -> str | None:
+def _run_of(store: Store, epoch: int, segment: int) -> str | None:
     try:
-        data = store.read(fmt.segment_name(epoch, 1), 0, 1 << 16)
-    except OSError:
+        data = store.read(fmt.segment_name(epoch, segment), 0, 1 << 16)
+    except IsADirectoryError:
         return None
     line = data[: data.find(b"\n") + 1]
     try:
         run = msgspec.json.decode(line, type=records.Segment).run
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return run if fmt.is_sound(line, fmt.file_seed(fmt.segment_identity(run, epoch, 1)), 0) else None
+    return run if fmt.is_sound(line, fmt.file_seed(fmt.segment_identity(run, epoch, segment)), 0) else None
 
 
 def check_format(data: bytes, sound: bool, name: str) -> None:

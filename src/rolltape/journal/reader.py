@@ -251,10 +251,10 @@ class Reader:
         """Yield every sound line of one epoch, in the order in which it was written."""
         try:
             segments = self.segments(epoch)
+            self._report_missing(epoch, segments, on_damage)
         except OSError as error:
             on_damage(_unreadable(fmt.epoch_folder(epoch), error))
             return
-        self._report_missing(epoch, segments, on_damage)
         for segment in segments:
             try:
                 yield from SegmentScan(self, epoch, segment, on_damage)

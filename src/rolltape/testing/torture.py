@@ -116,47 +116,60 @@ class _Writing:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.writer: Writer
+        self.store: LocalStore
         self.watch: _Ownership
 
     async def run(self) -> int:
-        plan = self.plan
-        self.writer = open_writer(LocalStore(plan.dir), plan.config)
-        store = LocalStore(plan.dir)
-        reader = Reader(store)
-        self.watch = _Ownership(reader, self.writer.epoch)
-        damages: list[Damage] = []
-        found = survey(reader, damages.append)
-        if damages:
-            raise DamagedError(f"{damages[0]} (torture-read lists all)")
-        share, shares = plan.share
-        mine = {t: found.get(key_of(t), Lineage()).story() for t in range(share, plan.trajectories, shares)}
-        if gaps := [gap for story in mine.values() for gap in story.gaps]:
-            raise DamagedError(gaps[0])
-        rely_on(store, {(e.place.epoch, e.place.segment) for story in mine.values() for e in story.entries})
+        """Take every trajectory of the share, then read what it has, and only then begin: so nobody's step is lost."""
+        self.writer = open_writer(LocalStore(self.plan.dir), self.plan.config)
+        self.store = LocalStore(self.plan.dir)
+        self.watch = _Ownership(Reader(self.store), self.writer.epoch)
         try:
-            await asyncio.gather(*(self.trajectory(t, story) for t, story in mine.items() if not story.accepted))
+            logs = {
+                number: AttemptLog(self.writer, key_of(number), (story.newest or (0, 0))[1] + 1)
+                for number, story in self.stories().items()
+                if not story.accepted
+            }
+            await asyncio.gather(*(log.take() for log in logs.values()))
+            stories = self.stories()
+            places = {(entry.place.epoch, entry.place.segment) for n in logs for entry in stories[n].entries}
+            await asyncio.to_thread(rely_on, self.store, places)
+            await asyncio.gather(*(self.trajectory(number, log, stories[number]) for number, log in logs.items()))
         finally:
             await self.writer.aclose()
         return DONE
 
-    async def trajectory(self, number: int, story: Story[Place]) -> None:
-        plan, key = self.plan, key_of(number)
-        before = story.newest[1] if story.newest else 0
+    def stories(self) -> dict[int, Story[Place]]:
+        """Read what each trajectory of the share has so far."""
+        damages: list[Damage] = []
+        found = survey(Reader(self.store), damages.append)
+        share, shares = self.plan.share
+        mine = {n: found.get(key_of(n), Lineage()).story() for n in range(share, self.plan.trajectories, shares)}
+        gaps = [gap for story in mine.values() for gap in story.gaps]
+        if damages or gaps:
+            raise DamagedError(f"{[*damages, *gaps][0]} (torture-read lists all)")
+        return mine
+
+    async def trajectory(self, number: int, log: AttemptLog, story: Story[Place]) -> None:
+        plan = self.plan
         pace = random.Random(f"{plan.seed}/{number}")
-        log = AttemptLog(self.writer, key, before + 1)
-        await log.take()
+        try:
+            self.watch.check(log.key)
+        except SupersededError:
+            await log.withdraw()
+            raise
         await log.begin(story.last)
         for step in range(sum(entry.envelope.type == "done" for entry in story.entries), plan.steps):
             payload = plan.payload(number, step)
             words = (number, step, sha256(payload).hexdigest())
             say("TRY", *words)
             await log.append(records.Done, path=str(step), values={"result": {"value": payload}})
-            self.watch.check(key)
+            self.watch.check(log.key)
             say("ACK", *words)
             if plan.step_delay_s:
                 await asyncio.sleep(plan.step_delay_s * pace.uniform(0.5, 1.5))
         await log.append(records.Outcome, status="completed", reward=1.0, unix_s=0.0)
-        self.watch.check(key)
+        self.watch.check(log.key)
         await log.append(records.Accepted, unix_s=0.0)
 
 

@@ -167,7 +167,7 @@ class Encoder:
         place = after.pointer()
         if size <= history.REFERENCE_BYTES + len(place):
             return self.write_whole(value, at, depth, note)
-        if depth + base.height() >= DEPTH_MAX:
+        if depth + base.height >= DEPTH_MAX:
             raise self.too_deep(at)
         added = _encode(self.new_items(note, value, value[after.n :], (at, Hop("add", None, after.n)), depth + 1))
         whole = lists.digest(added, hashed)

@@ -1,0 +1,118 @@
+"""`docs/design/values.md` is enough to write a reader: this one uses nothing of ours, and reads what we write."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.values.support import Tape, exact, values
+from tests.values.test_history import edit, edits, items
+
+
+class Reader:
+    """A reader by the book: slow, recursive, and complete."""
+
+    def __init__(self, lines: dict[tuple[int, int, int], bytes], packs: dict[str, bytes]) -> None:
+        self.lines = lines
+        self.packs = packs
+
+    def value(self, node: Any, text: str) -> Any:
+        """`text` is what `node` was parsed from: hashes are over text."""
+        if isinstance(node, list):
+            return [self.value(item, part) for item, part in zip(node, parts(text), strict=True)]
+        if not isinstance(node, dict):
+            return node
+        tag = next(iter(node), "")
+        inside = dict(zip(node, parts(text), strict=True))
+        if not tag.startswith("$"):
+            return {key: self.value(item, inside[key]) for key, item in node.items()}
+        held, within = node[tag], inside[tag]
+        match tag:
+            case "$float":
+                return float(held)
+            case "$bytes":
+                return base64.b64decode(held)
+            case "$str":
+                return base64.b64decode(held).decode("utf-8", "surrogatepass")
+            case "$pack":
+                data = self.packs[held]
+                assert len(data) == node["bytes"] and hashlib.blake2b(data, digest_size=16).hexdigest() == held
+                return data
+            case "$tuple":
+                return tuple(self.value(held, within))
+            case "$set":
+                return set(self.value(held, within))
+            case "$frozenset":
+                return frozenset(self.value(held, within))
+            case "$dict":
+                return {key: self.value(held[key], part) for key, part in zip(held, parts(within), strict=True)}
+            case "$map":
+                return {key: value for key, value in self.value(held, within)}
+            case "$ref":
+                string = self.value(*self.target(held))
+                assert hash8(string.encode("utf-8", "surrogatepass")).hex() == node["hash"]
+                return string
+            case "$list":
+                base, base_text = self.target(held)
+                assert self.list_hash(node, text).hex() == node["hash"]
+                whole = self.value(base, base_text)
+                assert len(whole) == node["n"]
+                return whole + self.value(node["add"], inside["add"])
+        raise AssertionError(tag)
+
+    def list_hash(self, node: Any, text: str) -> bytes:
+        if isinstance(node, list):
+            return hash8(text.encode())
+        base = self.list_hash(*self.target(node["$list"]))
+        return hash8(base + dict(zip(node, parts(text), strict=True))["add"].encode())
+
+    def target(self, reference: list[Any]) -> tuple[Any, str]:
+        epoch, attempt, seq, pointer = reference
+        text = self.lines[epoch, attempt, seq].decode()
+        node = json.loads(text)
+        for token in pointer.split("/")[1:]:
+            token = token.replace("~1", "/").replace("~0", "~")
+            key = int(token) if isinstance(node, list) else token
+            text = parts(text)[key if isinstance(key, int) else list(node).index(key)]
+            node = node[key]
+        return node, text
+
+
+def hash8(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()
+
+
+def parts(text: str) -> list[str]:
+    """The texts of an array's items, or of an object's values."""
+    decoder = json.JSONDecoder()
+    found, i = [], 1
+    while text[i] not in "]}":
+        if text[0] == "{":
+            _, i = decoder.raw_decode(text, i)
+            i += 1
+        _, end = decoder.raw_decode(text, i)
+        found.append(text[i:end])
+        i = end + (text[end] == ",")
+    return found
+
+
+@given(st.lists(items, max_size=3), edits, values)
+@settings(deadline=None)
+def test_a_reader_by_the_book_reads_what_is_written(live: list[Any], steps: list[Any], extra: Any) -> None:
+    tape = Tape()
+    then = []
+    for how, where, item in steps:
+        live = edit(live, how, where, item, then)
+        then.append(copy.deepcopy({"live": live, "item": (item, {0: live})}))
+        tape.record({"live": live, "item": (item, {0: live})})
+    tape.record([extra, bytes(40_000), live])
+    reader = Reader(tape.lines, {name: data for encoded in tape.written for name, data in encoded.blobs.items()})
+    for seq, value in enumerate([*then, [extra, bytes(40_000), live]]):
+        text = tape.written[seq].json.decode()
+        assert exact(reader.value(json.loads(text), text)) == exact(value)
