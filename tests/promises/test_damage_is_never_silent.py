@@ -308,6 +308,11 @@ def test_the_small_run_has_every_kind_of_segment(run: Path) -> None:
     assert written.keys() == {*SEGMENTS, *WHOLE, PACK}
     assert all(b'"type":"seal"' in written[name] for name in (FIRST, MIDDLE, LAST))
     assert b'"path":"3"' in written[GIVEN_UP] and b'"path":"3"' in written[OPEN]
+    for name in (FIRST, MIDDLE):
+        assert stated(written, written, name) == (len(written[name]), len(written[name]))
+    good, proven = stated(written, written, GIVEN_UP)
+    assert good == proven == list(lines_of(written[GIVEN_UP]))[2] < len(written[GIVEN_UP])
+    assert proven_by(*list(lines_of(written[OPEN]).items())[-1]) == list(lines_of(written[OPEN]))[-2]
     found = read(LocalStore(run))
     assert found.values == VALUES and found.damage == []
     check(written, written, LocalStore(run))
@@ -586,12 +591,16 @@ def test_a_file_where_all_epochs_should_be_is_an_error_that_says_so(run: Path, n
 
 
 @pytest.mark.parametrize("others", [{GIVEN_UP}, {FIRST, GIVEN_UP}, {FIRST, MIDDLE, LAST, OPEN}])
-def test_a_damaged_run_file_and_a_damaged_segment_hide_nothing_together(run: Path, others: set[str]) -> None:
+@pytest.mark.parametrize("what", ["a directory", "junk", "nested brackets"])
+def test_a_damaged_run_file_and_damaged_segments_hide_nothing_together(run: Path, others: set[str], what: str) -> None:
     """The run's identity is found in any header that is left."""
     (run / "run.json").write_bytes(b"\0")
     for name in others:
         (run / name).unlink()
-        (run / name).mkdir()
+        if what == "a directory":
+            (run / name).mkdir()
+        else:
+            (run / name).write_bytes(b"\xff\xfe\n" if what == "junk" else other_lines()[what])
     assert {one.file for one in reports(run)} >= {"run.json", *others}
     assert read(LocalStore(run)).values
 

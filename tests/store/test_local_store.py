@@ -454,6 +454,10 @@ def test_files_and_directories_have_their_modes_whatever_the_umask(
         assert path.stat().st_mode & 0o7777 == (folder if path.is_dir() else file), path
     assert (tmp_path / "there/run").stat().st_mode & 0o7777 == folder
     assert (tmp_path / "there").stat().st_mode & 0o7777 == 0o755
+    store = LocalStore(tmp_path / "there", mode=mode)  # type: ignore[arg-type]
+    store.put_new("run.json", DATA)
+    store.close()
+    assert (tmp_path / "there").stat().st_mode & 0o7777 == 0o755
 
 
 def test_a_file_where_a_directory_should_be_is_named(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.values.support import PLAIN, exact, there_and_back, values
 @example([float("nan"), float("inf"), float("-inf"), -0.0, 0.0, 1e22, 1e16, 5e-324, 1, True, 1.0, None])
 @example({"a": {1: 2, True + 1: (3,), None: set(), (1, "x"): frozenset({1})}, "$dict": {"$dict": {}}, "": []})
 @example(["\ud800", {"\udfff": "\ud83d\ude00"}, "\U0001f600", "\x00\x7f\u2028"])
+@example([[0.5] * 20 + [float("nan")], [0.5] * 20 + [1e308, 1e308], [True] * 20 + [2]])
 @example([10**4299, -(10**4299), 2**63, 2**64, -(2**63) - 1])
 @settings(max_examples=300)
 def test_every_value_comes_back_equal_and_of_the_same_types(value: Any) -> None:
@@ -200,22 +201,32 @@ def test_a_value_that_holds_itself_ends_at_the_bound() -> None:
 
 
 def test_a_nested_text_never_exhausts_the_stack_of_its_reader() -> None:
-    """It is damage, at any depth, plain or tagged."""
-    for text in (
-        b"[" * 100_000 + b"]" * 100_000,
-        b'{"$tuple":[' * 300 + b"]}" * 300,
-        b'{"k":' * 5000 + b"1" + b"}" * 5000,
+    """With tags in it, it is damage from the bound on; without, it is read as far as the parser goes."""
+    for text in (b"[" * 100_000 + b"]" * 100_000, b'{"k":' * 5000 + b"1" + b"}" * 5000):
+        with contextlib.suppress(DamagedError):
+            decode(text)
+    for levels, start, end in (
+        (300, b'{"$tuple":[', b"]}"),
+        (300, b'{"k":', b"}"),
+        (300, b"[", b"]"),
+        (9000, b"[", b"]"),
     ):
         with pytest.raises(DamagedError):
-            decode(text)
+            decode(start * levels + b'{"$bytes":""}' + end * levels)
 
 
-def test_a_shallow_stack_is_named_where_it_is_the_reason() -> None:
+def test_a_stack_that_ends_first_is_named_as_the_reason() -> None:
+    """Never as a RecursionError. (Python 3.13 does not count every frame.)"""
+
     def fall(frames: int) -> bytes:
         return fall(frames - 1) if frames else encode(nested(DEPTH_MAX, WRAPPERS["dict"][1])).json
 
-    with pytest.raises(LimitError, match="stack"):
-        fall(sys.getrecursionlimit() - 200)
+    try:
+        text = fall(sys.getrecursionlimit() - 150)
+    except LimitError as error:
+        assert "stack" in str(error)
+    else:
+        assert decode(text) == nested(DEPTH_MAX, WRAPPERS["dict"][1])
 
 
 def test_an_integer_may_have_as_many_digits_as_python_reads() -> None:
@@ -252,6 +263,7 @@ def test_an_integer_may_have_as_many_digits_as_python_reads() -> None:
         b'{"$bytes":"?"}',
         b'{"$bytes":"YQ"}',
         b'{"$str":"/w=="}',
+        b'{"$str":"Y?Q=="}',
         b'{"$tuple":1}',
         b'{"$set":[[]]}',
         b'{"$frozenset":[{}]}',

@@ -105,6 +105,9 @@ def test_a_string_that_is_a_credential_is_redacted(text: str, clean: str) -> Non
         "see https://me:secret@host for more",
         "Bob",
         "@",
+        pytest.param("http://" + "@" * 500_000 + " ", id="a long one"),
+        pytest.param("a" * 500_000 + "@", id="another"),
+        pytest.param("Bearer " + "a" * 500_000 + " ", id="a third"),
     ],
 )
 def test_other_strings_are_left_alone(text: str) -> None:

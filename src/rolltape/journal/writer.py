@@ -76,7 +76,7 @@ class WriterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Writer:
-    """The journal of one epoch. Made by `Journal.open`; any number of event loops and threads may put records."""
+    """The journal of one epoch. Made by `open_writer`; any number of event loops and threads may put records."""
 
     def __init__(self, store: Store, run: str, epoch: int, config: WriterConfig) -> None:
         self.epoch = epoch
@@ -174,9 +174,8 @@ class Writer:
         """Write what waits, seal, and stop. Safe to call twice, from any thread, and at interpreter exit."""
         if self._forked or not self._thread.is_alive():
             return
-        running = asyncio._get_running_loop()
         for loop, port in list(self._loops.items()):
-            if loop is running or not loop.is_running():
+            if not loop.is_running() or loop is _running_loop():
                 port.hand_over()
         self._refuse(JournalClosed(f"the journal of epoch {self.epoch} is closed: open the run again"))
         self._closing.set()
@@ -186,9 +185,7 @@ class Writer:
 
     async def aclose(self) -> None:
         """`close` without holding up the event loop."""
-        for port in list(self._loops.values()):
-            if port.loop is asyncio.get_running_loop():
-                port.hand_over()
+        self.port().hand_over()
         await asyncio.to_thread(self.close)
 
     def _refuse(self, error: JournalError) -> None:
@@ -392,6 +389,13 @@ class Writer:
                     batch.failed[place] = _again(reason)
                     if log is not None:
                         log.error = reason
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _again(error: BaseException) -> BaseException:

@@ -97,9 +97,9 @@ class Decoder:
 
     def read_pack(self, node: Any, at: Link, depth: int) -> bytes:
         if self.blob is None:
-            raise UsageError(f"{self.place(at)}: the value holds packed bytes: pass blob= to decode it.")
+            raise UsageError(f"{self.place(at)}: the value holds packed bytes: pass blob= to read it.")
         data = self.blob(node["$pack"], node["bytes"])
-        if len(data) != node["bytes"] or pack_hash(data) != node["$pack"]:
+        if pack_hash(data) != node["$pack"]:
             self.damaged(at, f"the pack holds other bytes than {node['$pack']}")
         return data
 
@@ -128,11 +128,12 @@ class Decoder:
     def read_list(self, node: Any, at: Link, depth: int) -> list[Any]:
         base = self.recalled(at).base(*target(node["$list"]), node["n"])
         self.whole_hash(node, base.digest, at)
-        return [*lists.copy(base.items[: base.n], {}), *self.items(node["add"], (at, "add"), depth + 1)]
+        return [*lists.copy(base.items[: node["n"]], {}), *self.items(node["add"], (at, "add"), depth + 1)]
 
     def whole_hash(self, node: Any, base: bytes, at: Link) -> bytes:
         """Return the hash of an extended list, once it is known to be right."""
-        whole = lists.digest(pointer.piece(self.raw, [*pointer.split(pointer.pointer("", at)), "add"]), base)
+        added = pointer.piece(self.raw, [*pointer.split(pointer.pointer("", at)), "add"])
+        whole = lists.extended(base, node["n"], added)
         if whole.hex() != node["hash"]:
             self.damaged(at, f"the list that extends {node['$list']} has another hash than was recorded")
         return whole

@@ -158,21 +158,22 @@ class Encoder:
             return self.write_items(value, at, depth)
         key = lists.likeness(value[0])
         entry = Entry(len(value), self.where, at)
-        found = memory.find(value, key, self.redactor)
-        if found is None:
-            return self.write_whole(value, at, depth, ListNote(entry, key, None, None))
-        base, after = found
-        note = ListNote(entry, key, base, after)
-        hashed, size = base.hashed(after)
-        place = after.pointer()
+        base, n = memory.find(value, key, self.redactor)
+        note = ListNote(entry, key, base, n)
+        if base is None:
+            return self.write_whole(value, at, depth, note)
+        holder = base.holding(n)
+        hashed, size = base.hashed(holder)
+        size = size * n // holder.n  # near enough
+        place = holder.pointer()
         if size <= history.REFERENCE_BYTES + len(place):
             return self.write_whole(value, at, depth, note)
         if depth + base.height >= DEPTH_MAX:
             raise self.too_deep(at)
-        added = _encode(self.new_items(note, value, value[after.n :], (at, Hop("add", None, after.n)), depth + 1))
-        whole = lists.digest(added, hashed)
+        added = _encode(self.new_items(note, value, value[n:], (at, Hop("add", None, n)), depth + 1))
+        whole = lists.extended(hashed, n, added)
         entry.hashed = whole, size + len(added) - 1
-        return {"$list": [*after.position, place], "n": after.n, "add": msgspec.Raw(added), "hash": whole.hex()}
+        return {"$list": [*holder.position, place], "n": n, "add": msgspec.Raw(added), "hash": whole.hex()}
 
     def write_whole(self, value: list[Any], at: Link, depth: int, note: ListNote) -> Any:
         out = self.new_items(note, value, value, at, depth)
@@ -191,14 +192,13 @@ class Encoder:
         self.around -= 1
         if self.odd != odd:
             return out
-        copies = new if note.after is None or new is not value else value[note.after.n :]
+        copies = value[note.n :] if new is value and note.n else new
         if self.hidden != hidden:
             note.scrubbed = True
             copies = self.redactor.scrub(copies)
         note.copies = lists.copy(copies, self.copies)
         if self.around:
-            known = [] if note.base is None or note.after is None else note.base.items[: note.after.n]
-            self.copies[id(value)] = known + note.copies
+            self.copies[id(value)] = note.copies if note.base is None else note.base.items[: note.n] + note.copies
         self.log.append(note)
         return out
 

@@ -8,8 +8,8 @@ time. Invariants:
 - `encode` only reads it. What an encoded value would add is in `Encoded.notes`, and nothing is referable before
   `commit`, so an encode that failed and a record that was not taken leave no trace, and no record refers to itself.
 - It keeps copies of the containers, sharing the leaves, so that a message changed in place is found out.
-- A list is referred to only if each of its values is equal *and of the same type*, in the same order, to what was
-  recorded. Where that is not certain it is written again, which is never wrong.
+- A list is referred to only if it begins with what was recorded: `lists.py` says what counts as the same. Where that
+  is not certain it is written again, which is never wrong.
 - It holds at most `STRINGS_MAX` strings of together `STRING_CHARS_MAX` characters and `LISTS_MAX` lists of together
   `LIST_VALUES_MAX` values; the least recently used go first, and are merely written again.
 """
@@ -63,14 +63,15 @@ class Known:
 class ListNote:
     """A list that an encoded value holds: its place and hash, and copies of what it adds to a remembered list."""
 
-    __slots__ = ("after", "base", "copies", "entry", "key", "scrubbed")
+    __slots__ = ("base", "base_items", "copies", "entry", "key", "n", "scrubbed")
 
-    def __init__(self, entry: Entry, key: int, base: Remembered | None, after: Entry | None) -> None:
+    def __init__(self, entry: Entry, key: int, base: Remembered | None, n: int) -> None:
         self.entry = entry
         self.key = key
         self.base = base
-        self.after = after
-        """Up to where `base` is the same."""
+        self.n = n
+        """How many items of `base` it begins with."""
+        self.base_items = 0 if base is None else len(base.items)
         self.copies: list[Any] = []
         self.scrubbed = False
 
@@ -101,21 +102,22 @@ class Memory:
         """Return where `text` was recorded, if it was."""
         return self._strings.get(text)
 
-    def find(self, live: list[Any], key: int, redactor: Redactor) -> tuple[Remembered, Entry] | None:
-        """Return the longest recorded list with which `live` begins."""
-        best: tuple[Remembered, Entry] | None = None
+    def find(self, live: list[Any], key: int, redactor: Redactor) -> tuple[Remembered | None, int]:
+        """Return the recorded list that has most of the items with which `live` begins, and how many."""
+        best: Remembered | None = None
+        most = 0
         for known in self._lists.get(key, ()):
             try:
-                entry = known.match([redactor.scrub(item) for item in live] if known.scrubbed else live)
+                n = known.match([redactor.scrub(item) for item in live] if known.scrubbed else live)
             except Exception:
                 # Comparing calls the `__eq__` of whatever the list holds, which may raise anything (a numpy array
                 # does). Such a list is not a recorded one; encoding says what is wrong with it.
-                return None
-            if entry is not None and (best is None or entry.n > best[1].n):
-                best = known, entry
-                if entry is known.entries[-1]:
+                return None, 0
+            if n > most:
+                best, most = known, n
+                if n == len(known.items) or n > 0.9 * len(live):
                     break
-        return best
+        return best, most
 
     def _keep_string(self, new: Known, position: Position) -> None:
         text = new.text
@@ -131,15 +133,20 @@ class Memory:
             self._chars -= len(oldest)
 
     def _keep_list(self, note: ListNote, position: Position) -> None:
-        known, entry = note.base, note.entry
+        known, entry, new = note.base, note.entry, note.copies
         entry.position = position
-        if known is None or note.after is None:
+        if known is None:
             known = Remembered(note.key)
-            known.add(note.copies, entry)
-        elif note.copies:
-            if len(known.items) != note.after.n:
-                known = known.fork(note.after)
-            known.add(note.copies, entry)
+        elif new and len(known.items) != note.n:
+            n = note.n
+            if len(known.items) != note.base_items:
+                # It was extended since, perhaps by this very record, which may hold the list twice.
+                whole = known.items[:n] + new
+                n = known.match(whole)
+                new = whole[n:]
+            known = known if n == len(known.items) else known.fork(n)
+        if new:
+            known.add(new, entry)
         known.scrubbed = known.scrubbed or note.scrubbed
         self._touch(known)
         if self._count > LISTS_MAX or known.weight > LIST_VALUES_MAX // LISTS_MAX:

@@ -26,9 +26,14 @@ _TEXT = CONTAINERS | {str, type(None)}
 _encode = msgspec.json.Encoder().encode
 
 
-def digest(text: bytes, base: bytes = b"") -> bytes:
-    """The hash in a reference: of a string's UTF-8, an inline list's text, or a base's hash and the text added."""
-    return blake2b(base + text, digest_size=8).digest()
+def digest(text: bytes) -> bytes:
+    """The hash in a reference: of a string's UTF-8, or of the text of a list that is written whole."""
+    return blake2b(text, digest_size=8).digest()
+
+
+def extended(base: bytes, n: int, added: bytes) -> bytes:
+    """The hash of a list that is written as the first `n` items of another, whose hash is `base`, and what is added."""
+    return blake2b(b"%b%d%b" % (base, n, added), digest_size=8).digest()
 
 
 def copy(value: Any, done: dict[int, list[Any]]) -> Any:
@@ -48,7 +53,7 @@ def copy(value: Any, done: dict[int, list[Any]]) -> Any:
 class Entry:
     """The first `n` items of a remembered list, as one record holds them at the place `at` of its value `where`."""
 
-    __slots__ = ("_place", "at", "ends", "hashed", "n", "position", "where")
+    __slots__ = ("_place", "at", "hashed", "n", "position", "where")
 
     def __init__(self, n: int, where: str, at: Link, position: Position = (0, 0, 0)) -> None:
         self.n = n
@@ -57,8 +62,6 @@ class Entry:
         self.position = position
         self.hashed: tuple[bytes, int] | None = None
         """The hash of these items and the bytes that they would take inline, once known."""
-        self.ends: list[int] = []
-        """Where these items end on each level of the list's values, once they are laid out."""
         self._place = ""
 
     def pointer(self) -> str:
@@ -94,11 +97,19 @@ class _Level:
         self.inner += [start + i for i in inner] if start else inner
         return gc.get_referents(*map(flat.__getitem__, inner))
 
+    def first(self, end: int) -> _Level:
+        new = _Level()
+        new.values = self.values[:end]
+        new.types = self.types[:end]
+        new.inner = self.inner[: bisect_left(self.inner, end)]
+        new.marks = [(i, mark) for i, mark in self.marks if i < end]
+        return new
+
 
 class Remembered:
     """A recorded list, and what it takes to find out whether another begins with it."""
 
-    __slots__ = ("_laid_out", "_levels", "_numeric", "entries", "height", "items", "key", "scrubbed", "weight")
+    __slots__ = ("_ends", "_lengths", "_levels", "_numeric", "entries", "height", "items", "key", "scrubbed", "weight")
 
     def __init__(self, key: int) -> None:
         self.key = key
@@ -116,22 +127,37 @@ class Remembered:
         """Which of the items hold numbers or bytes."""
         self._levels: list[_Level] = []
         """The values of these."""
-        self._laid_out = 0
+        self._lengths: list[int] = []
+        """Lengths up to which a list can be compared at once: all that were recorded, or begin one that was."""
+        self._ends: list[list[int]] = []
+        """Where these lengths end on each level, as far as they are laid out."""
 
     def add(self, items: list[Any], entry: Entry) -> None:
         self.items += items
         self.weight += len(items)
         self.entries.append(entry)
+        self._lengths.append(len(self.items))
 
-    def fork(self, entry: Entry) -> Remembered:
-        """Return a new list that starts with the items of `entry`."""
+    def fork(self, n: int) -> Remembered:
+        """Return a new list that starts with the first `n` items."""
         new = Remembered(self.key)
         new.scrubbed = self.scrubbed
-        for known in self.entries[: self.entries.index(entry) + 1]:
-            again = Entry(known.n, known.where, known.at, known.position)
-            again.hashed = known.hashed
-            new.add(self.items[len(new.items) : known.n], again)
+        new.items = self.items[:n]
+        new.entries = self.entries[: bisect_right(self.entries, n, key=_length)]
+        new.weight = self.weight * n // len(self.items)
+        new.height = self.height
+        new._lengths = self._lengths[: bisect_right(self._lengths, n)]
+        new._ends = self._ends[: len(new._lengths)]
+        if new._ends:
+            new._levels = [level.first(end) for level, end in zip(self._levels, new._ends[-1], strict=False)]
+            new._numeric = self._numeric[: new._ends[-1][0] if new._ends[-1] else 0]
+        if new._lengths[-1:] != [n]:
+            new._lengths.append(n)
         return new
+
+    def holding(self, n: int) -> Entry:
+        """Return the shortest recorded length that has the first `n` items."""
+        return self.entries[bisect_left(self.entries, n, key=_length)]
 
     def hashed(self, entry: Entry) -> tuple[bytes, int]:
         """Return the hash of the first items and the bytes that they take inline.
@@ -144,31 +170,38 @@ class Remembered:
             entry.hashed = digest(text), len(text)
         return entry.hashed
 
-    def match(self, live: list[Any]) -> Entry | None:
-        """Return the longest recorded part of this list with which `live` begins."""
-        last = self.entries[-1]
-        if len(live) >= last.n and self._is_same(live, last):
-            return last
+    def match(self, live: list[Any]) -> int:
+        """Return with how many of these items `live` begins."""
+        most = len(self.items)
+        if len(live) >= most and self._is_same(live, len(self._lengths) - 1):
+            return most
         if live[0] != self.items[0]:
-            return None
-        # It was cut, or an item changed: what is recorded of it up to there may still serve.
-        size = min(len(live), last.n)
+            return 0
+        # It was cut, or an item changed: what is recorded of it up to there still serves.
+        size = min(len(live), most)
         equal = next((i for i, differs in enumerate(map(ne, live, self.items)) if differs), size)
-        entries = self.entries[: bisect_right(self.entries, equal, key=_length)]
-        if not entries or self._is_same(live, entries[-1]):
-            return entries[-1] if entries else None
-        wrong = bisect_right(entries, False, key=lambda entry: not self._is_same(live, entry))
-        return entries[wrong - 1] if wrong else None
+        known = bisect_right(self._lengths, equal)
+        if known and not self._is_same(live, known - 1):
+            known = bisect_right(range(known), False, key=lambda i: not self._is_same(live, i))
+        n = self._lengths[known - 1] if known else 0
+        while n < equal and _is_exact(live[n], self.items[n]):
+            n += 1
+        return n
 
-    def _is_same(self, live: list[Any], entry: Entry) -> bool:
-        n = entry.n
+    def _is_same(self, live: list[Any], length: int) -> bool:
+        """Whether `live` begins with as many of the items as this length has."""
+        n = self._lengths[length]
         flat = live if len(live) == n else live[:n]
         if flat != (self.items if len(self.items) == n else self.items[:n]):
             return False
-        if self._laid_out < len(self.entries):
+        if len(self._ends) < len(self._lengths):
             self._lay_out()
-        flat = list(map(live.__getitem__, self._numeric[: entry.ends[0]])) if entry.ends else []
-        for depth, end in enumerate(entry.ends):
+        ends = self._ends[length]
+        if not ends:
+            return True
+        if ends[0] < n:
+            flat = list(map(live.__getitem__, self._numeric[: ends[0]]))
+        for depth, end in enumerate(ends):
             level = self._levels[depth]
             whole = len(level.types) == end
             if depth and flat != (level.values if whole else level.values[:end]):
@@ -188,15 +221,14 @@ class Remembered:
 
     def _lay_out(self) -> None:
         """Spread out what was added since the last comparison: only lists that come back are worth it."""
-        for i in range(self._laid_out, len(self.entries)):
-            entry = self.entries[i]
-            start = self.entries[i - 1].n if i else 0
-            new = self.items[start : entry.n]
+        for i in range(len(self._ends), len(self._lengths)):
+            start = self._lengths[i - 1] if i else 0
+            new = self.items[start : self._lengths[i]]
             is_text, height, count = _survey(new)
             self.height = max(self.height, height)
             self.weight += count - len(new)
             if not is_text:
-                numeric = [j for j, item in enumerate(new) if not _survey([item])[0]]
+                numeric = [j for j, item in enumerate(new) if _is_numeric(item)]
                 self._numeric += [start + j for j in numeric]
                 flat, depth = [new[j] for j in numeric], 0
                 while flat:
@@ -205,8 +237,13 @@ class Remembered:
                     self.weight += len(flat)
                     flat = self._levels[depth].add(flat)
                     depth += 1
-            entry.ends = [len(level.values) for level in self._levels]
-        self._laid_out = len(self.entries)
+            self._ends.append([len(level.values) for level in self._levels])
+
+
+def _is_numeric(item: Any) -> bool:
+    """Whether there are numbers or bytes in it, so that equality does not say it all."""
+    kind = type(item)
+    return not _survey([item])[0] if kind in CONTAINERS else kind not in _TEXT
 
 
 def _survey(items: list[Any]) -> tuple[bool, int, int]:
@@ -221,6 +258,16 @@ def _survey(items: list[Any]) -> tuple[bool, int, int]:
             break
         items = gc.get_referents(*[item for item in items if type(item) in CONTAINERS])
     return is_text, height, count
+
+
+def _is_exact(live: Any, known: Any) -> bool:
+    """Whether two values that are equal are the same in the order, and the numbers and bytes, that they hold, too."""
+    kind = type(known)
+    if kind is dict:
+        return list(live) == list(known) and all(_is_exact(live[key], item) for key, item in known.items())
+    if kind is list or kind is tuple:
+        return all(map(_is_exact, live, known))
+    return kind in _TEXT or (type(live) is kind and (kind is not float or repr(live) == repr(known)))
 
 
 def likeness(first: Any) -> int:

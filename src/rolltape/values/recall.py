@@ -80,10 +80,10 @@ class Recall:
         return node
 
     def base(self, position: Position, place: str, n: int) -> Base:
-        """Return the list that a reference extends. It is not the caller's to change."""
+        """Return a list that has the `n` items that a reference means. It is not the caller's to change."""
         found = self._lists.get((position, place)) or self._resolve(position, place)
-        if found.n != n:
-            raise DamagedError(f"record {position} holds {found.n} items at {place}, but a value extends a list of {n}")
+        if not 0 <= n <= found.n:
+            raise DamagedError(f"record {position} holds {found.n} items at {place}, but a value extends {n} of them")
         return found
 
     def _resolve(self, position: Position, place: str) -> Base:
@@ -131,7 +131,7 @@ class Recall:
         base = self.base(*target(node["$list"]), node["n"])
         whole = decoder.whole_hash(node, base.digest, None)
         added = decoder.items(node["add"], (None, "add"), 1)
-        items = base.items if len(base.items) == base.n else base.items[: base.n]
+        items = base.items if len(base.items) == node["n"] else base.items[: node["n"]]
         items += added
         return Base(items, len(items), whole)
 

@@ -60,7 +60,7 @@ _KEY_CHARS_MAX = 128
 _HEADER_BYTES_MAX = 16 * 1024
 
 _CREDENTIAL = re.compile(r"(?i:(Bearer) +[A-Za-z0-9\-._~+/]+=*|(Basic) +([A-Za-z0-9+/]+=*))")
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)([^\s/?#]*)@\S*")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*+://)((?>[^\s/?#]*@))\S*+")  # never goes back: texts can be long
 
 
 class Keys(dict[str, int]):
@@ -110,9 +110,9 @@ class Redactor:
                 return f"{found[1] or found[2]} {REDACTED}"
         elif "@" in text and (found := _URL.fullmatch(text)):
             # A bare user name is a token on the web, and no secret elsewhere (ssh://git@host).
-            scheme, userinfo = found[1], found[2]
+            scheme, userinfo = found[1], found[2][:-1]
             if userinfo != REDACTED and (":" in userinfo or scheme[:4].lower() == "http"):
-                return f"{scheme}{REDACTED}{text[found.end(2) :]}"
+                return f"{scheme}{REDACTED}@{text[found.end(2) :]}"
         return text
 
     def octets(self, data: bytes) -> bytes:
