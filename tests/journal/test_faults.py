@@ -20,7 +20,6 @@ import pytest
 
 from rolltape import records
 from rolltape.errors import (
-    DamagedError,
     DiskFullError,
     JournalClosed,
     JournalError,
@@ -660,8 +659,6 @@ def test_an_open_that_fails_says_why_and_the_next_one_succeeds(op: str) -> None:
                 opens(process)
             except JournalError as failure:
                 check_error(failure, ADVICE[error])
-            except DamagedError as failure:
-                assert op in ("open", "pread") and "run.json cannot be read" in str(failure)
             work = Work(there).open()
             asyncio.run(work.run())
             work.close()
@@ -806,6 +803,21 @@ def test_what_cannot_be_read_is_an_error_and_never_nothing_there(
             assert (found, damage) == (whole, known) or set(damage) - set(known), (op, nth)
             assert reading is verified or all(one in whole for one in found), (op, nth)
         fired = bool(fault.fired)
+
+
+@pytest.mark.parametrize("reading", [scan, surveyed, verified, told, read_values, followed])
+def test_a_run_file_that_cannot_be_read_is_no_missing_run(reading: Callable[..., list[object]]) -> None:
+    """To nobody: a reader would report nothing there, and a writer would begin another run."""
+    work = Work(new_disk()).open()
+    asyncio.run(work.run())
+    work.close()
+    work.disk.fail("open", error=errno.ESTALE, path="run.json", forever=True)
+    before = work.disk.tree()
+    for doing in (lambda: reading(LocalStore(ROOT, fs=work.disk), print), lambda: opens(work.disk)):
+        with pytest.raises(JournalError) as failure:
+            doing()
+        check_error(failure.value, ADVICE[errno.ESTALE])
+    assert work.disk.tree() == before
 
 
 def test_a_directory_that_cannot_be_synced_stops_who_relies_on_it() -> None:

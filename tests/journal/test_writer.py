@@ -494,6 +494,24 @@ def test_a_record_whose_waiter_is_cancelled_is_written_all_the_same():
     asyncio.run(main())
 
 
+def test_a_thread_that_cancels_what_it_put_changes_nothing_for_anybody():
+    """A `concurrent.futures.Future` may be cancelled, as `asyncio.wrap_future` does: the record is written."""
+    disk = CrashDisk()
+    writer = open_writer(on(disk))
+    with gate(disk, "fdatasync") as held:
+        first = writer.put_from_thread(body("first"))
+        held.wait()
+        second = writer.put_from_thread(body("second"))
+        third = writer.put_from_thread(body("third"))
+        first.cancel()
+        second.cancel()
+        held.open()
+        third.result(HANG_S)
+    writer.append_from_thread(note("fourth"))
+    writer.close()
+    assert names_on(disk) == ["first", "second", "third", "fourth"]
+
+
 def test_a_timeout_around_an_append_is_an_ordinary_timeout():
     """`asyncio.timeout` cancels the waiter; the record stays."""
 

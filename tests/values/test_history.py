@@ -8,6 +8,9 @@ import json
 import random
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -51,27 +54,36 @@ def test_a_growing_history_takes_a_fifth_more_than_what_is_new(turns: int) -> No
     assert tape.bytes() <= 1.2 * logical
 
 
+def calls_of(function: Callable[[], Any]) -> int:
+    """How many functions of Python and of C are called: work, but not time."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    function()
+    sys.setprofile(None)
+    return calls
+
+
 def test_a_step_takes_the_same_work_however_long_the_history() -> None:
-    """In bytes that are written, and in calls that are made (of Python's and of C's functions), not in time."""
-    tape = Tape()
-    messages: list[Any] = [message("system")]
-    sizes, calls = [], []
-    for turn in range(400):
-        before = 0
-
-        def count(frame: Any, event: str, argument: Any) -> None:
-            nonlocal before
-            before += event in ("call", "c_call")
-
-        sys.setprofile(count)
-        encoded = encode({"messages": messages}, where="/result", memory=tape.memory)
-        tape.memory.commit((1, 1, turn), encoded.notes)
-        sys.setprofile(None)
-        sizes.append(len(encoded.json))
-        calls.append(before)
-        messages += [{"role": "assistant", "content": text(turn), "calls": [{"id": 1}]}, message((turn, "tool"))]
-    assert max(sizes[100:]) <= max(sizes[10:100]) + 10
-    assert sorted(calls[300:])[50] <= sorted(calls[20:120])[50] + 10
+    """Whether it only grows or, as agents do that keep only the last screenshots, an older message is elided each time;
+    with numbers in the messages and without."""
+    for elide in (False, True):
+        for number in ({}, {"n": 1}):
+            tape = Tape()
+            messages: list[Any] = [message("system")]
+            sizes, calls = [], []
+            for turn in range(400):
+                calls.append(calls_of(partial(tape.record, {"messages": messages})))
+                sizes.append(len(tape.written[-1].json))
+                messages += [{**message(turn), **number, "calls": [{"id": "1"}]}, {**message((turn, "tool")), **number}]
+                if elide and turn > 4:
+                    messages[-8] = {"role": "user", "content": "elided", **number}
+            assert max(sizes[100:]) <= max(sizes[10:100]) + 10
+            assert sorted(calls[300:])[50] <= sorted(calls[20:120])[50] + 20
 
 
 def test_each_step_reads_back_as_the_history_was_then() -> None:
@@ -661,6 +673,19 @@ def test_a_decoded_value_can_be_changed_without_changing_later_ones() -> None:
             value[1]["role"] = "spoiled"
             value[-1]["parts"].clear()
             del value[0]["text"], value[2:]
+
+
+def test_sets_in_what_is_referred_to_are_the_callers_to_change_too() -> None:
+    """We never refer to a list with a set in it, but another writer may."""
+    base = b'[{"$set":[1]},[{"$set":[2]}]]'
+    lines = {(1, 1, 0): b'{"result":%b}' % base}
+    hashed = blake2b(blake2b(base, digest_size=8).digest() + b"2[]", digest_size=8).hexdigest()
+    recall = Recall(lines.get)
+    for _ in range(2):
+        value = decode(b'{"$list":[1,1,0,"/result"],"n":2,"add":[],"hash":"%b"}' % hashed.encode(), recall=recall)
+        assert value == [{1}, [{2}]]
+        value[0].add(3)
+        value[1][0].clear()
 
 
 def test_decoded_values_share_their_strings_and_no_container() -> None:

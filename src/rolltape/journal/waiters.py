@@ -177,6 +177,8 @@ class ThreadPort:
             self._room.notify_all()
         for place, (_, _, future, _) in enumerate(batch.items):
             assert isinstance(future, ThreadFuture)
+            if not future.set_running_or_notify_cancel():
+                continue
             if (error := batch.failed.get(place)) is not None:
                 future.set_exception(error)
             else:
