@@ -275,7 +275,7 @@ FSYNC_PER_RECORD = "write, fdatasync"
 
 def measure(bench: Bench, title: str, added_s: float) -> dict[str, Row]:
     """Everybody on one disk."""
-    seconds = 0.1 if bench.quick else 0.5
+    seconds = 0.1 if bench.quick else 0.25
     contenders: dict[str, Round] = {}
     for writers in WRITERS:
         contenders[f"rolltape, {named(writers)}"] = partial(rolltape, writers=writers, seconds=seconds)
@@ -290,7 +290,7 @@ def measure(bench: Bench, title: str, added_s: float) -> dict[str, Row]:
             return run(folder).per_second
 
     with slower_flushes(added_s):
-        rounds = bench.rounds({name: partial(per_second, run) for name, run in contenders.items()})
+        rounds = bench.rounds({name: partial(per_second, run) for name, run in contenders.items()}, count=15)
     rows: list[Row] = []
     for name in contenders:
         rivals = {"fsync per record": FSYNC_PER_RECORD}
@@ -303,7 +303,7 @@ def measure(bench: Bench, title: str, added_s: float) -> dict[str, Row]:
 
 def measure_processor(bench: Bench) -> float:
     """Processor time of the whole process, I/O thread included, when nothing is synced."""
-    seconds = 0.1 if bench.quick else 0.5
+    seconds = 0.1 if bench.quick else 0.25
     config = WriterConfig(durability="os", background_sync_s=1e9, segment_bytes_max=1 << 40)  # a seal would sync
 
     def processor_us(run: Round) -> float:
@@ -312,7 +312,7 @@ def measure_processor(bench: Bench) -> float:
 
     ours = partial(rolltape, writers=256, seconds=seconds, config=config)
     theirs = partial(bare, writers=256, seconds=seconds, sync=False)
-    rounds = bench.rounds({"rolltape": partial(processor_us, ours), "bare": partial(processor_us, theirs)})
+    rounds = bench.rounds({"rolltape": partial(processor_us, ours), "bare": partial(processor_us, theirs)}, count=15)
     bench.table(
         "256 writers, nothing synced",
         "us of processor/record",
