@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rolltape import records
@@ -484,6 +484,16 @@ def test_whatever_lies_behind_the_end_of_a_segment_is_never_read(run: Path, what
         check_with(run, name, small_run()[name] + other_lines()[what])
 
 
+@pytest.mark.parametrize("name", [FIRST, MIDDLE, LAST])
+def test_nothing_counts_behind_a_seal(run: Path, name: str) -> None:
+    """A seal says that nothing comes after it, also where a line does that fits its place."""
+    data = small_run()[name]
+    identity = msgspec.json.decode(small_run()["run.json"])["run"]
+    seed = fmt.file_seed(fmt.segment_identity(identity, 1, int(name[-7])))
+    late = records.Done(key="a#0", epoch=1, attempt=1, seq=9, path="9")
+    check_with(run, name, data + fmt.close_line(fmt.encode_record(late), seed, len(data), len(data)))
+
+
 @pytest.mark.parametrize("what", WHATEVER)
 def test_whatever_lies_where_a_line_was_is_never_read(run: Path, what: str) -> None:
     """The lines behind it keep their places, or are pushed away."""
@@ -777,6 +787,7 @@ EDITS = st.lists(
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(edits=EDITS)
+@example(edits=[("journal/00000002/00000002.jsonl", "zero", 275, 255)])
 def test_any_damages_together_are_found_like_each_alone(edits: list[tuple[str, str, int, int]]) -> None:
     """Bytes changed, zeroed, overwritten with others' or cut off, in several places of several segments."""
     check_together(edits)

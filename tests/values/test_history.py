@@ -352,8 +352,8 @@ def test_short_lists_and_strings_are_written_again() -> None:
 def test_a_place_inside_a_tag_can_be_referred_to() -> None:
     """Also where the walk had to begin again, because a later key asked for the tag."""
     tape = Tape()
-    tape.record({"first": text(1), "list": [message(2), message(3)], "$x": (text(4), {"a/b~": text(5)}), 7: [text(6)]})
-    tape.record({"first": text(7), "list": [message(8), message(9)], "$x": (text(10), {"a/b~": text(11)})})
+    tape.record({"first": text(1), "list": [message(2), message(3)], "$x": (text(4), {"a/b~1": text(5)}), 7: [text(6)]})
+    tape.record({"first": text(7), "list": [message(8), message(9)], "$x": (text(10), {"a/b~1": text(11)})})
     lists = [[message(i), message(i + 1), message(i + 20)] for i in (2, 8)]
     again = {"texts": [text(i) for i in (1, 4, 5, 6, 7, 10, 11)], "lists": lists}
     encoded = tape.record(again)

@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 20
 
+SEARCH_BYTES_MAX = 256 << 20
+"""How much is checked in looking for a sound line inside a bad part, so that no file can make reading it quadratic."""
+
 _SEGMENT = b'{"type":"segment"'
 _SEAL = b'{"type":"seal"'
 
 T = TypeVar("T")
 
-_line_ends = re.compile(rb',"crc":"[0-9a-f]{8}"}[^\n]', re.DOTALL)
+_line_begins = re.compile(rb'\{"type":"[a-z_]+","(?:key|epoch|format|records|unix_s)":')
 
 _envelopes = msgspec.json.Decoder(records.Envelope)
 _trailers = msgspec.json.Decoder(fmt.Trailer)
@@ -139,9 +142,23 @@ class SegmentScan:
         for span in self._spans(start):
             if self._is_sound(span):
                 yield span
-            else:
-                for piece in _pieces(span):
-                    yield piece if self._is_sound(piece) else Span(piece.start, None, piece.end)
+                continue
+            whole = self._inside(span)
+            yield Span(span.start, None, span.end if whole is None else whole.start)
+            if whole is not None:
+                yield whole
+
+    def _inside(self, bad: Span) -> Span | None:
+        """Find the sound line at the end of a bad part: where the newline before it is lost, two look like one."""
+        line, work = bad.line or b"", 0
+        for begin in _line_begins.finditer(line, 1):
+            piece = Span(bad.start + begin.start(), line[begin.start() :], bad.end)
+            if self._is_sound(piece):
+                return piece
+            work += bad.end - piece.start
+            if work > SEARCH_BYTES_MAX:
+                break
+        return None
 
     def _is_sound(self, span: Span) -> bool:
         return span.line is not None and fmt.is_sound(span.line, self._seed, span.start)
@@ -196,17 +213,6 @@ class SegmentScan:
 
     def _report(self, start: int, end: int) -> None:
         self._on_damage(Damage(self._name, start, end, "not as it was written"))
-
-
-def _pieces(span: Span) -> Iterator[Span]:
-    """Cut a bad part of a file where a line may have ended: a newline that is no newline any more ends one line, and
-    the next one is still whole."""
-    start = span.start
-    for end in _line_ends.finditer(span.line or b""):
-        yield Span(start, (span.line or b"")[start - span.start : end.end()], span.start + end.end())
-        start = span.start + end.end()
-    if start < span.end:
-        yield Span(start, span.line and span.line[start - span.start :], span.end)
 
 
 class Reader:

@@ -164,7 +164,7 @@ class Encoder:
             return self.write_whole(value, at, depth, note)
         holder = base.holding(n)
         hashed, size = base.hashed(holder)
-        size = size * n // holder.n  # near enough
+        size = size * n // holder.n  # what they take inline, if the items are alike
         place = holder.pointer()
         if size <= history.REFERENCE_BYTES + len(place):
             return self.write_whole(value, at, depth, note)

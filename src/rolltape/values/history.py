@@ -108,7 +108,10 @@ class Memory:
         most = 0
         for known in self._lists.get(key, ()):
             try:
-                n = known.match([redactor.scrub(item) for item in live] if known.scrubbed else live)
+                wanted = [redactor.scrub(item) for item in live] if known.scrubbed else live
+                if most and (len(known.items) <= most or wanted[most] != known.items[most]):
+                    continue  # it holds no more of it than the best so far
+                n = known.match(wanted)
             except Exception:
                 # Comparing calls the `__eq__` of whatever the list holds, which may raise anything (a numpy array
                 # does). Such a list is not a recorded one; encoding says what is wrong with it.

@@ -183,9 +183,10 @@ class Remembered:
         known = bisect_right(self._lengths, equal)
         if known and not self._is_same(live, known - 1):
             known = bisect_right(range(known), False, key=lambda i: not self._is_same(live, i))
-        n = self._lengths[known - 1] if known else 0
+        start = n = self._lengths[known - 1] if known else 0
         while n < equal and _is_exact(live[n], self.items[n]):
             n += 1
+        self.height = max(self.height, _survey(self.items[start:n])[1])
         return n
 
     def _is_same(self, live: list[Any], length: int) -> bool:
@@ -194,8 +195,8 @@ class Remembered:
         flat = live if len(live) == n else live[:n]
         if flat != (self.items if len(self.items) == n else self.items[:n]):
             return False
-        if len(self._ends) < len(self._lengths):
-            self._lay_out()
+        if len(self._ends) <= length:
+            self._lay_out(length)
         ends = self._ends[length]
         if not ends:
             return True
@@ -219,9 +220,9 @@ class Remembered:
             flat = gc.get_referents(*map(flat.__getitem__, inner))
         return True
 
-    def _lay_out(self) -> None:
-        """Spread out what was added since the last comparison: only lists that come back are worth it."""
-        for i in range(len(self._ends), len(self._lengths)):
+    def _lay_out(self, length: int) -> None:
+        """Spread out what was added up to there since the last comparison: only lists that come back are worth it."""
+        for i in range(len(self._ends), length + 1):
             start = self._lengths[i - 1] if i else 0
             new = self.items[start : self._lengths[i]]
             is_text, height, count = _survey(new)
