@@ -19,6 +19,7 @@ ADVICE = {
     errno.ENOTDIR: "A file lies where a directory should be: choose another directory, or move it away",
     errno.EACCES: "Check who owns the directory and its permissions",
     errno.ENOSPC: "Free some space, then run again",
+    errno.EDQUOT: "Free some space, then run again",
     0: "Everything acknowledged is kept; check the disk (dmesg), then run again",
 }
 
