@@ -329,7 +329,7 @@ def test_a_power_cut_after_a_kill_at_any_operation_loses_nothing_that_was_acknow
 @pytest.mark.parametrize("durability", ["disk", "os"])
 def test_a_power_cut_at_any_operation_after_a_kill_at_any_operation(durability: str) -> None:
     """The same for each moment of the successor too: a crash inside recovery."""
-    check_kill_then_cut(recorded(durability), 60, every_moment=True)
+    check_kill_then_cut(recorded(durability), 16, every_moment=True)
 
 
 def test_directories_that_a_dead_process_made_on_the_way_to_the_run_are_made_sure_of() -> None:

@@ -886,3 +886,16 @@ def test_a_large_journal_is_read_around_damage_at_sampled_places(tmp_path: Path)
                 overwrite(tmp_path / name, now)
                 check_scan(written, {**written, name: now}, LocalStore(tmp_path))
         overwrite(tmp_path / name, data)
+
+
+def test_a_follower_reads_on_behind_a_directory_in_the_place_of_a_segment(run: Path) -> None:
+    """It is reported once, and what other segments of the epoch hold is not hidden by it."""
+    name = "journal/00000001/00000001.jsonl"
+    (run / name).unlink()
+    (run / name).mkdir()
+    damage: list[Damage] = []
+    follower = Follower(open_reader(LocalStore(run), damage.append), damage.append)
+    lines = [(line.epoch, line.segment) for _ in range(2) for line in follower.poll()]
+    assert [one.file for one in damage] == [name]
+    assert (1, 2) in lines and (2, 1) in lines
+    assert (1, 1) not in lines

@@ -333,7 +333,10 @@ class Follower:
                     self.cursor[epoch] = (number, scan.position)
                     yield line
             except OSError as error:
-                return self._report_once(fmt.segment_name(epoch, number), error)
+                self._report_once(fmt.segment_name(epoch, number), error)
+                if isinstance(error, IsADirectoryError):  # it never was a segment: what comes after it is still read
+                    continue
+                return
             self.cursor[epoch] = (number, scan.position)
             if not scan.finished and number == numbers[-1]:  # else its writer has gone on to the next one
                 return

@@ -177,7 +177,7 @@ class _Ownership:
     """Looks on disk for newer epochs that took over a trajectory of this one."""
 
     def __init__(self, reader: Reader, epoch: int) -> None:
-        self._newer = Follower(reader, lambda damage: None, after=epoch)
+        self._newer = Follower(reader, _refuse, after=epoch)
         self._lost: dict[str, int] = {}
 
     def check(self, key: str) -> None:
@@ -188,6 +188,11 @@ class _Ownership:
                 self._lost.setdefault(envelope.key, envelope.epoch)
         if (epoch := self._lost.get(key)) is not None:
             raise SupersededError(f"{key} was taken over by epoch {epoch}: this process stops")
+
+
+def _refuse(damage: Damage) -> None:
+    """A take may be among what is damaged: whoever can't see it must not believe that there is none."""
+    raise DamagedError(str(damage))
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
