@@ -139,6 +139,7 @@ def test_a_number_is_not_used_again_when_the_journal_is_gone():
     disk = CrashDisk()
     claim(on_disk(disk))
     assert disk.tree().keys() == {"/run/run.json", "/run/claims/00000001.json"}
+    disk.fail("link", nth=10, error=TimeoutError("it tries for ever"))
     assert claim(on_disk(disk)) == 2
 
 

@@ -122,13 +122,15 @@ def test_what_was_never_a_line_is_not_sound(junk, offset):
 
 
 def test_a_value_that_looks_like_the_end_of_a_line_does_not_deceive():
-    """A user's text may hold `dur`, `crc` and `pack` as a line has them; only the line's own end is read."""
-    text = '","pack":[["00",0,1]],"dur":99999,"crc":"00000000"}'
+    """A user's value may hold `dur`, `crc` and `pack` as a line has them; only the line's own end is read."""
+    value = {"a": '"}\n', "pack": [["00", 0, 1]], "dur": 99999, "crc": "00000000"}
+    note = records.Note(epoch=1, name='","dur":77777', value=msgspec.Raw(msgspec.json.encode(value)), unix_s=0.0)
     seed = fmt.file_seed("x")
-    line = fmt.close_line(fmt.encode_record(records.Note(epoch=1, name=text, unix_s=0.0)), seed, 500, 400)
-    assert fmt.dur_of(line) == 400
-    assert values_of(line) == []
-    assert msgspec.json.decode(line, type=records.Note).name == text
+    for pack in ([], [("11" * 16, 2, 3)]):
+        line = fmt.close_line(fmt.encode_record(note), seed, 500, 400, pack)
+        assert fmt.dur_of(line) == 400
+        assert values_of(line) == [digest for digest, _, _ in pack]
+        assert fmt.is_sound(line, seed, 500)
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------

@@ -251,7 +251,8 @@ def test_one_trajectory_is_read_as_the_survey_of_the_whole_run_has_it():
                 await log.take()
                 await log.begin((1, 1, 1) if attempt == 2 else None)
                 for step in range(3):
-                    await log.append(records.Done, path=str(step), values={"result": {"value": KEYS}})
+                    mentioned = [KEYS, *({"key": other, "step": step} for other in KEYS)]
+                    await log.append(records.Done, path=str(step), values={"result": {"value": mentioned}})
             await writer.aclose()
         reader = Reader(on(disk))
         surveyed = survey(reader, sound)

@@ -110,9 +110,9 @@ class JournalMachine(RuleBasedStateMachine):
 
     # ---- what may happen ---------------------------------------------------------------------------------------------
 
-    @initialize()
-    def begin_a_run(self) -> None:
-        self.open("disk", 1 << 20)
+    @initialize(durability=st.sampled_from(["os", "disk"]))
+    def begin_a_run(self, durability: Any) -> None:
+        self.open(durability, 1 << 20)
 
     @precondition(lambda machine: len(machine.processes) < 3)
     @rule(durability=st.sampled_from(["disk", "os"]), segment_bytes_max=st.sampled_from([300, 3000, 60_000]))
@@ -126,7 +126,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.processes[writer.epoch] = Process(writer, disk)
 
     @living
-    @rule(key=st.sampled_from(KEYS), back=st.integers(0, 3), fresh=st.booleans())
+    @rule(key=st.sampled_from(KEYS), back=st.integers(0, 3), fresh=st.sampled_from([False, False, False, True]))
     def begin(self, key: str, back: int, fresh: bool) -> None:
         """The newest process continues the newest attempt, at its end or a little before it, or starts again."""
         epoch = max(self.processes)
@@ -146,6 +146,14 @@ class JournalMachine(RuleBasedStateMachine):
         self.epochs[epoch].acknowledged(Wrote("attempt", key, epoch, attempt, 0, repr(point)))
         self.continues[key, epoch, attempt] = point
         self.logs[key, epoch, attempt] = log
+
+    @precondition(lambda machine: machine.logs and len(machine.processes) < 3)
+    @rule(data=st.data(), durability=st.sampled_from(["disk", "os"]), back=st.integers(0, 1))
+    def take_over(self, data: st.DataObject, durability: Any, back: int) -> None:
+        """Another process opens the run and continues what a living one still works on."""
+        ((key, _, _),) = self.drawn(data, 1)
+        self.open(durability, 1 << 20)
+        self.begin(key, back, fresh=False)
 
     @working
     @rule(data=st.data(), size=st.sampled_from(SIZES), count=st.integers(1, 6))

@@ -506,6 +506,25 @@ def test_a_record_whose_waiter_is_cancelled_is_written_all_the_same():
     asyncio.run(main())
 
 
+def test_a_record_whose_waiter_is_cancelled_before_it_is_handed_over_is_written_all_the_same():
+    """The cancellation comes in the same tick, before the journal's thread knows of the record: it has its number."""
+
+    async def main() -> None:
+        disk = CrashDisk()
+        writer = open_writer(on(disk))
+        log = AttemptLog(writer, "k#0", 1)
+        await soon(log.begin(None))
+        task = asyncio.ensure_future(log.append(records.Done, path="0"))
+        asyncio.get_running_loop().call_soon(task.cancel)
+        assert isinstance((await settled(task))[0], asyncio.CancelledError)
+        assert log.next_seq == 2
+        await soon(log.append(records.Done, path="1"))
+        await soon(writer.aclose())
+        assert [line.envelope().seq for line in lines_on(disk)][1:-1] == [0, 1, 2]
+
+    asyncio.run(main())
+
+
 def test_a_thread_that_cancels_what_it_put_changes_nothing_for_anybody():
     """A `concurrent.futures.Future` may be cancelled, as `asyncio.wrap_future` does: the record is written."""
     disk = CrashDisk()
@@ -559,6 +578,28 @@ def test_a_record_is_written_although_its_loop_ended_before_it_was_handed_over()
     asyncio.run(writer.append(note("second")))
     writer.close()
     assert sorted(names_on(disk)) == ["first", "second"]
+
+
+def test_a_loop_that_is_closed_while_its_records_are_written_harms_nobody():
+    """There is nobody left to tell; the records are there, and the journal goes on."""
+    disk = CrashDisk()
+    writer = open_writer(on(disk))
+    loop = asyncio.new_event_loop()
+
+    async def put() -> None:
+        writer.put(body("first"))
+        await ticks()
+
+    with gate(disk, "fdatasync") as held:
+        loop.run_until_complete(put())
+        held.wait()
+        loop.close()
+        other = writer.put_from_thread(body("second"))
+        held.open()
+        other.result(HANG_S)
+    asyncio.run(writer.append(note("third")))
+    writer.close()
+    assert names_on(disk) == ["first", "second", "third"]
 
 
 class Nosy(asyncio.SelectorEventLoop):
