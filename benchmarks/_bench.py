@@ -69,13 +69,17 @@ class Rounds:
 class Bench:
     """One benchmark's run: `with Bench(__doc__) as bench`. The scratch directory is deleted at the end."""
 
-    def __init__(self, about: str | None) -> None:
+    def __init__(self, about: str | None, *, full: str = "") -> None:
+        """`full` says what an option `--full` does, where there is one."""
         parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument(
             "--quick", action="store_true", help="fewer and shorter rounds: a smoke test, no measurement"
         )
         parser.add_argument("--json", action="store_true", help="one object a line: name, value, unit, rival, ratio")
+        if full:
+            parser.add_argument("--full", action="store_true", help=full)
         arguments = parser.parse_args()
+        self.full: bool = bool(full) and arguments.full
         self.quick: bool = arguments.quick
         self._json: bool = arguments.json
 

@@ -1,6 +1,7 @@
 """The log of a run: what was acknowledged is there, what is damaged is found, the newest attempt wins."""
 
 from rolltape.journal.attempt import AttemptLog, rely_on
+from rolltape.journal.compress import CompressReport, compress
 from rolltape.journal.expand import StoryValues
 from rolltape.journal.lineage import Lineage, Story
 from rolltape.journal.reader import Damage, Follower, Line, OnDamage, Reader, SegmentScan
@@ -10,6 +11,7 @@ from rolltape.journal.writer import Writer, WriterConfig, open_writer
 
 __all__ = [
     "AttemptLog",
+    "CompressReport",
     "Damage",
     "Follower",
     "Line",
@@ -22,6 +24,7 @@ __all__ = [
     "StoryValues",
     "Writer",
     "WriterConfig",
+    "compress",
     "open_reader",
     "open_writer",
     "rely_on",

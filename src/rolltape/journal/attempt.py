@@ -15,7 +15,8 @@ from msgspec import Raw
 
 from rolltape import records
 from rolltape.journal import format as fmt
-from rolltape.values import DEFAULT, Memory, Redactor, encode
+from rolltape.journal.compressed import SegmentFiles
+from rolltape.values import DEFAULT, Encoded, Memory, Redactor, encode
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,6 +29,7 @@ Values: TypeAlias = Mapping[str, Any]
 """A record's fields that hold a user's values, such as {"result": {"value": 42}}."""
 
 _NO_VALUES: Values = {}
+_NONE_ENCODED: Mapping[str, Encoded] = {}
 
 
 class AttemptLog:
@@ -81,22 +83,28 @@ class AttemptLog:
         /,
         *,
         values: Values = _NO_VALUES,
+        encoded: Mapping[str, Encoded] = _NONE_ENCODED,
         blobs: Mapping[str, bytes] | None = None,
         **fields: Any,
     ) -> asyncio.Future[None]:
         """Number and queue the next record at once; the future is done when it is on disk.
 
         `values` are the user's own, by field: redacted, and encoded with references to what was recorded before.
+        `encoded` are those that were encoded before with this log's memory and redactor.
         `blobs` are the pack values of fields that are encoded already. If this raises (what can't be encoded, a limit,
         a closed journal), nothing was queued and the number is still free.
         """
         packed = dict(blobs or {})
         notes = []
         for field, value in values.items():
-            encoded = encode(value, where=f"/{field}", redact=self.redactor, memory=self.memory)
-            fields[field] = Raw(encoded.json)
-            packed.update(encoded.blobs)
-            notes.append(encoded.notes)
+            text = encode(value, where=f"/{field}", redact=self.redactor, memory=self.memory)
+            fields[field] = Raw(text.json)
+            packed.update(text.blobs)
+            notes.append(text.notes)
+        for field, text in encoded.items():
+            fields[field] = Raw(text.json)
+            packed.update(text.blobs)
+            notes.append(text.notes)
         record = kind(**self._id(), seq=self.next_seq, **fields)
         future = self._writer.put(fmt.encode_record(record), packed or None, log=self, sync=kind.durable)
         if notes:
@@ -118,11 +126,12 @@ def rely_on(store: Store, places: Iterable[tuple[int, int]]) -> None:
     Before an attempt records what it continues: what was read may so far be only in the page cache. `store` must not
     be the object that a writer of this process appends through.
     """
+    files = SegmentFiles.over(store)
     folders: dict[int, dict[str, int]] = {}
     for epoch, segment in sorted(set(places)):
         if epoch not in folders:
             folders[epoch] = store.list(fmt.epoch_folder(epoch))
             store.sync(fmt.claim_name(epoch))
-        store.sync(fmt.segment_name(epoch, segment))
+        files.sync(fmt.segment_name(epoch, segment))
         if f"{segment:08d}.pack" in folders[epoch]:
             store.sync(fmt.pack_name(epoch, segment))

@@ -20,6 +20,7 @@ import msgspec
 from rolltape import records
 from rolltape.errors import DamagedError, FormatError, JournalFailed, LimitError, NotARunError, UsageError
 from rolltape.journal import format as fmt
+from rolltape.journal.compressed import SegmentFiles
 from rolltape.journal.failures import failure
 
 if TYPE_CHECKING:
@@ -94,11 +95,12 @@ def find_run(store: Store, on_damage: Callable[[str], None]) -> str:
         return read_run(store).run
     except DamagedError as error:
         on_damage(str(error))
+        files = SegmentFiles.over(store)
         for epoch in epochs(store):
             with suppress(OSError):  # one that can't be read says nothing; if none says it, the first error stands
-                for name in sorted(store.list(fmt.epoch_folder(epoch))):
+                for name in sorted(files.list(fmt.epoch_folder(epoch))):
                     number = fmt.number_of(name, ".jsonl")
-                    if number is not None and (run := _run_of(store, epoch, number)):
+                    if number is not None and (run := _run_of(files, epoch, number)):
                         return run
         raise
 
@@ -251,14 +253,19 @@ def _is_free(pid: int) -> bool:
     return False
 
 
+def same_machine(claim: records.Claim) -> bool:
+    """Say whether the claim's process would be seen from here: same host, boot and pid namespace."""
+    if not claim.boot or claim.boot != boot_id():
+        return False
+    return claim.host == socket.gethostname() and claim.pid_namespace == pid_namespace()
+
+
 def provably_gone(claim: records.Claim) -> bool:
     """Say whether the claim's process certainly runs no more: same host, boot and pid namespace, and it is not there.
 
     False says nothing: it may live, or it may have died where this process can't see it.
     """
-    if not claim.boot or claim.boot != boot_id():
-        return False
-    if claim.host != socket.gethostname() or claim.pid_namespace != pid_namespace():
+    if not same_machine(claim):
         return False
     if _stat(claim.pid) is None:
         return _is_free(claim.pid)

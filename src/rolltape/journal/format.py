@@ -27,6 +27,9 @@ TAIL_BYTES_MAX = 128
 PACK_ENTRY_BYTES_MAX = 80
 """What each of its pack entries adds at most."""
 
+SEAL = b'{"type":"seal"'
+"""How the last line of a finished segment begins."""
+
 _encoder = msgspec.json.Encoder()
 
 PackEntry = tuple[str, int, int]
@@ -102,6 +105,9 @@ CLAIMS = "claims"
 JOURNAL = "journal"
 
 
+COPY = ".jsonl.zst"
+"""How the name of a compressed segment ends."""
+
 NUMBER_MAX = 99_999_999
 """Names have eight digits."""
 
@@ -118,8 +124,23 @@ def segment_name(epoch: int, segment: int) -> str:
     return f"{JOURNAL}/{epoch:08d}/{segment:08d}.jsonl"
 
 
+def copy_name(epoch: int, segment: int, number: int) -> str:
+    """Name the file of a segment's compressed copy. The first has no number in its name."""
+    return f"{JOURNAL}/{epoch:08d}/{segment:08d}{'' if number == 1 else f'.{number}'}{COPY}"
+
+
 def pack_name(epoch: int, segment: int) -> str:
     return f"{JOURNAL}/{epoch:08d}/{segment:08d}.pack"
+
+
+def copy_of(file: str) -> tuple[int, int] | None:
+    """Read a segment's number and the copy's from the name of a compressed segment's file. None: it is none."""
+    stem, dot, copy = file.removesuffix(COPY).partition(".")
+    number = number_of(stem)
+    if number is None or not file.endswith(COPY) or (dot and (not copy.isascii() or not copy.isdigit())):
+        return None
+    found = (number, int(copy or 1))
+    return found if copy_name(0, *found).endswith(f"/{file}") else None
 
 
 def number_of(name: str, suffix: str = "") -> int | None:

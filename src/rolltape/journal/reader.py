@@ -19,6 +19,7 @@ import msgspec
 from rolltape import records
 from rolltape.errors import DamagedError, FormatError
 from rolltape.journal import format as fmt
+from rolltape.journal.compressed import SegmentFiles
 from rolltape.journal.epochs import check_format, epochs, read_run
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ SEARCH_BYTES_MAX = 256 << 20
 """How much is checked in looking for a sound line inside a bad part, so that no file can make reading it quadratic."""
 
 _SEGMENT = b'{"type":"segment"'
-_SEAL = b'{"type":"seal"'
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ _trailers = msgspec.json.Decoder(fmt.Trailer)
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Bytes [start, end) of a file that are not as they were written."""
+    """Bytes [start, end) of a file, or of what a compressed file holds, that are not as they were written."""
 
     file: str
     start: int
@@ -101,10 +101,16 @@ class SegmentScan:
         self._on_damage = on_damage
         stated = reader.stated(epoch, segment)
         self._good = None if stated is None else stated[0]
-        self._stated_proven = 0 if stated is None else stated[1]
+        self.stated_proven = 0 if stated is None else stated[1]
         self._proven: int | None = None
 
     def __iter__(self) -> Iterator[Line]:
+        yield from self._lines()
+        if fault := self._store.fault(self._name):
+            size = self._store.complete_bytes(self._name)
+            self._on_damage(Damage(self._store.file_of(self._name), size, size, fault))
+
+    def _lines(self) -> Iterator[Line]:
         rotten_from: int | None = None
         spans = self._judged(self.position)
         while (span := next(spans, None)) is not None:
@@ -127,13 +133,13 @@ class SegmentScan:
                 check_format(line, True, self._name)
             self.position = end
             yield Line(self._epoch, self._segment, start, line)
-            if line.startswith(_SEAL):
+            if line.startswith(fmt.SEAL):
                 self.finished = True
                 return
         self.finished = self._good is not None
-        if self.position < self._stated_proven:
+        if self.position < (proven := self._proven_by_others()):
             rotten_from = self.position if rotten_from is None else rotten_from
-            self.position = self._stated_proven
+            self.position = proven
         if rotten_from is not None:
             self._report(rotten_from, self.position)
 
@@ -170,11 +176,16 @@ class SegmentScan:
     def _proven_length(self, bad: int) -> int:
         """How much of the segment was on disk once, as far as its successor or its own lines beyond `bad` say."""
         if self._proven is None:
-            self._proven = self._stated_proven
+            self._proven = self._proven_by_others()
             for _, line, end in self._judged(bad):
                 if line is not None:
-                    self._proven = max(self._proven, end if line.startswith(_SEAL) else fmt.dur_of(line))
+                    self._proven = max(self._proven, end if line.startswith(fmt.SEAL) else fmt.dur_of(line))
         return self._proven
+
+    def _proven_by_others(self) -> int:
+        """How much was on disk as its successor says, or all of it where it is compressed: so only what is sealed."""
+        complete = self._store.complete_bytes(self._name)
+        return max(self.stated_proven, complete if self._good is None else min(complete, self._good))
 
     def _is_foreign(self) -> bool:
         """Say whether the first line is bad in a way that no crash explains: segments are created whole."""
@@ -212,29 +223,41 @@ class SegmentScan:
                 start, parts = at, []
 
     def _report(self, start: int, end: int) -> None:
-        self._on_damage(Damage(self._name, start, end, "not as it was written"))
+        self._on_damage(Damage(self._store.file_of(self._name), start, end, "not as it was written"))
 
 
 class Reader:
     """A run's journal, for reading only. Cheap to make; sees what every process has written so far."""
 
     def __init__(self, store: Store, *, run: str | None = None) -> None:
-        self.store = store
+        self.store = SegmentFiles.over(store)
         self.run = run or read_run(store).run
+        self._last: dict[int, int] = {}
+        """The highest segment of each epoch that was listed."""
 
     def segments(self, epoch: int) -> list[int]:
         """Return the numbers of the epoch's segments, ascending. Somebody else's files are left alone."""
         found = (fmt.number_of(name, ".jsonl") for name in self.store.list(fmt.epoch_folder(epoch)))
-        return sorted(number for number in found if number is not None)
+        numbers = sorted(number for number in found if number is not None)
+        self._last[epoch] = max(numbers, default=0)
+        return numbers
 
     def stated(self, epoch: int, segment: int) -> tuple[int, int] | None:
         """Return (good length, proven length) of a segment as a later header states them; None if none does."""
+        if segment < self._last.get(epoch, 0) and (stated := self._stated_by(epoch, segment + 1, segment)) is not None:
+            return stated  # nearly always: so nothing has to be listed
         for later in self.segments(epoch):
-            if later > segment and (header := self.header(epoch, later)) is not None:
-                for number, good, proven in header.previous:
-                    if number == segment:
-                        return good, proven
+            if later > segment and (stated := self._stated_by(epoch, later, segment)) is not None:
+                return stated
         return None
+
+    def _stated_by(self, epoch: int, later: int, segment: int) -> tuple[int, int] | None:
+        try:
+            header = self.header(epoch, later)
+        except FileNotFoundError:
+            return None
+        previous = [] if header is None else header.previous
+        return next(((good, proven) for number, good, proven in previous if number == segment), None)
 
     def header(self, epoch: int, segment: int) -> records.Segment | None:
         """Return a segment's header, None if it is not as it was written (the segment's own scan says so)."""
@@ -257,17 +280,18 @@ class Reader:
         """Yield every sound line of one epoch, in the order in which it was written."""
         try:
             segments = self.segments(epoch)
-            self._report_missing(epoch, segments, on_damage)
+            self.report_missing(epoch, segments, on_damage)
         except OSError as error:
-            on_damage(_unreadable(fmt.epoch_folder(epoch), error))
+            on_damage(unreadable(fmt.epoch_folder(epoch), error))
             return
         for segment in segments:
             try:
                 yield from SegmentScan(self, epoch, segment, on_damage)
             except OSError as error:
-                on_damage(_unreadable(fmt.segment_name(epoch, segment), error))
+                on_damage(unreadable(self.store.file_of(fmt.segment_name(epoch, segment)), error))
 
-    def _report_missing(self, epoch: int, segments: list[int], on_damage: OnDamage) -> None:
+    def report_missing(self, epoch: int, segments: list[int], on_damage: OnDamage) -> None:
+        """Report the numbers that `segments` skips, but for those whose creation failed."""
         for number in sorted(set(range(1, max(segments, default=0))) - set(segments)):
             good, _ = self.stated(epoch, number) or (-1, 0)
             if good != 0:
@@ -281,11 +305,24 @@ class Reader:
                 try:
                     data = self.store.read(name, offset, offset + length)
                 except OSError as error:
-                    raise DamagedError(str(_unreadable(name, error, offset))) from error
+                    raise DamagedError(str(unreadable(name, error, offset))) from error
                 if len(data) != length or blake2b(data, digest_size=16).hexdigest() != digest:
                     raise DamagedError(str(Damage(name, offset, offset + length, "a value is not as it was written")))
                 return data
         raise DamagedError(f"{name} holds no value {digest} for the line at {line.offset} of segment {line.segment}")
+
+    def near_end(self, epoch: int, segment: int, window_bytes: int) -> int:
+        """Return where a sound line begins, about `window_bytes` before the end; 0 if none is found."""
+        size = self.store.list(fmt.epoch_folder(epoch)).get(fmt.segment_name(epoch, segment).rpartition("/")[2], 0)
+        begin = max(0, size - window_bytes)
+        data = self.store.read(fmt.segment_name(epoch, segment), begin, size) if begin else b""
+        seed = fmt.file_seed(fmt.segment_identity(self.run, epoch, segment))
+        at = data.find(b"\n") + 1
+        while at and (end := data.find(b"\n", at) + 1):
+            if fmt.is_sound(data[at:end], seed, begin + at):
+                return begin + at
+            at = end
+        return 0
 
     def line_at(self, epoch: int, segment: int, offset: int, size: int) -> Line:
         """Read one line whose place is known. DamagedError: it is not there as it was written."""
@@ -293,9 +330,10 @@ class Reader:
         try:
             raw = self.store.read(name, offset, offset + size)
         except OSError as error:
-            raise DamagedError(str(_unreadable(name, error, offset))) from error
+            raise DamagedError(str(unreadable(self.store.file_of(name), error, offset))) from error
         if not fmt.is_sound(raw, fmt.file_seed(fmt.segment_identity(self.run, epoch, segment)), offset):
-            raise DamagedError(str(Damage(name, offset, offset + size, "not as it was written")))
+            file = self.store.file_of(name)
+            raise DamagedError(str(Damage(file, offset, offset + size, "not as it was written")))
         return Line(epoch, segment, offset, raw)
 
 
@@ -309,6 +347,7 @@ class Follower:
         """For each epoch: the segment and the offset in it at which to go on."""
         self._after = after
         self._unreadable: set[str] = set()
+        self._reported: set[Damage] = set()
         self._reader = reader
         self._on_damage = on_damage
 
@@ -328,12 +367,12 @@ class Follower:
                 continue
             start = offset if number == segment else 0
             try:
-                scan = SegmentScan(self._reader, epoch, number, self._on_damage, start=start)
+                scan = SegmentScan(self._reader, epoch, number, self._report, start=start)
                 for line in scan:
                     self.cursor[epoch] = (number, scan.position)
                     yield line
             except OSError as error:
-                self._report_once(fmt.segment_name(epoch, number), error)
+                self._report_once(self._reader.store.file_of(fmt.segment_name(epoch, number)), error)
                 if isinstance(error, IsADirectoryError):  # it never was a segment: what comes after it is still read
                     continue
                 return
@@ -341,11 +380,17 @@ class Follower:
             if not scan.finished and number == numbers[-1]:  # else its writer has gone on to the next one
                 return
 
+    def _report(self, damage: Damage) -> None:
+        """Hand it on, once: a compressed segment that is not as it was written says so whenever it is looked at."""
+        if damage not in self._reported:
+            self._reported.add(damage)
+            self._on_damage(damage)
+
     def _report_once(self, name: str, error: OSError) -> None:
         if name not in self._unreadable:
             self._unreadable.add(name)
-            self._on_damage(_unreadable(name, error))
+            self._on_damage(unreadable(name, error))
 
 
-def _unreadable(name: str, error: OSError, at: int = 0) -> Damage:
+def unreadable(name: str, error: OSError, at: int = 0) -> Damage:
     return Damage(name, at, at, f"cannot be read: {os.strerror(error.errno) if error.errno else error}")

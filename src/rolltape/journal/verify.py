@@ -63,7 +63,11 @@ def verify_values(reader: Reader, on_damage: OnDamage) -> None:
 
 def verify(store: Store, on_damage: OnDamage) -> dict[str, Lineage[Place]]:
     """Check all of a run, hand each damage to `on_damage`, and return its trajectories."""
-    reader = open_reader(store, on_damage)
+    return verify_run(open_reader(store, on_damage), on_damage)
+
+
+def verify_run(reader: Reader, on_damage: OnDamage) -> dict[str, Lineage[Place]]:
+    """Check all that `reader` can see, as `verify` does."""
     verify_claims(reader, on_damage)
     found = survey(reader, on_damage)
     verify_packs(reader, on_damage)

@@ -1,0 +1,1 @@
+"""Trajectories: reading them as they were recorded."""
