@@ -82,7 +82,7 @@ def live(tmp_path):
 def test_the_page_on_reading_shows_what_its_python_prints(live):
     """Each block names every trajectory of the run, while it is being written."""
     shown = blocks("docs/reading.md", "python")
-    assert len(shown) == 2
+    assert len(shown) == 3
     for code in shown:
         printed = run_python(code, live)
         assert [key for key in ("torture-0#0", "torture-3#0") if key not in printed] == []

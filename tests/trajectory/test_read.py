@@ -24,8 +24,9 @@ from rolltape.journal import AttemptLog, Reader, Writer, WriterConfig, compress,
 from rolltape.journal import format as fmt
 from rolltape.records import Point
 from rolltape.store import LocalStore
-from rolltape.trajectory.read import SORTS, RecordedRun
+from rolltape.trajectory.read import ENDED, SORTS, RecordedRun
 from rolltape.values import Memory, encode
+from tests.index.compare import check
 from tests.values.support import PLAIN, exact
 
 HANG_S = 60.0
@@ -80,16 +81,13 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-SORTED_BY = {"duration": "duration_s", "attempts": "n_attempts", "steps": "n_steps"}
-
-
 @pytest.mark.parametrize("sort", SORTS)
 @pytest.mark.parametrize("minus", ["", "-"])
 def test_a_list_is_sorted_by_each_key_and_what_has_none_comes_last(listed: Path, sort: str, minus: str):
     """In both directions; those alike are in the order of their keys."""
     with rolltape.read(listed) as run:
         found = [t.row() for t in run.trajectories(sort=minus + sort)]
-        column = {"attempts": "attempts", "steps": "steps", "duration": "duration_s"}.get(sort, sort)
+        column = "duration_s" if sort == "duration" else sort
         judged = "unresolved"  # where nobody ended it, a row shows what became of its process
         values = [judged if row[column] in ("running", "interrupted") else row[column] for row in found]
         keyed = list(zip(values, [row["key"] for row in found], strict=True))
@@ -141,6 +139,14 @@ def test_a_list_is_filtered_by_status_task_and_text(listed: Path):
         assert totals.pop("unresolved") == statuses["running"] + statuses["unresolved"]
         assert totals == {s: n for s, n in statuses.items() if s not in ("running", "unresolved")}
         assert sum(total["steps"] for total in run.totals()) == sum(t.n_steps for t in everything)
+
+
+def test_a_list_says_what_the_records_say(listed: Path):
+    """As another way of reading them has it."""
+    with rolltape.read(listed) as run:
+        assert run.refresh()
+        says = check(run._catalogue, run._updater, run._reader)
+        assert {row.status for row in says.rows.values()} == {*ENDED, "parked", "unresolved"}
 
 
 def test_what_cannot_be_asked_for_says_what_can(listed: Path):
