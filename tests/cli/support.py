@@ -55,6 +55,11 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "TERM": "xterm-256color", "TZ": "UTC", **changes}
 
 
+def _take_terminal() -> None:
+    """Let Ctrl-C on the child's terminal reach the child."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Terminal:
     """A child on a terminal of its own, so many columns wide."""
 
@@ -63,7 +68,7 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.child = subprocess.Popen(
             [*COMMAND, *map(str, argv)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**env),
-            start_new_session=True,
+            start_new_session=True, preexec_fn=_take_terminal,
         )  # fmt: skip
         os.close(theirs)
         self.seen = ""
@@ -73,7 +78,9 @@ class Terminal:
         limit = time.monotonic() + HANG_S
         while until is None or until not in self.seen:
             left = limit - time.monotonic()
-            assert left > 0 and select.select([self._ours], [], [], left)[0], self.seen
+            if left <= 0 or not select.select([self._ours], [], [], left)[0]:
+                self.child.kill()
+                raise AssertionError(f"it hangs: {self.seen}")
             try:
                 data = os.read(self._ours, 1 << 16)
             except OSError:  # EIO: nobody has it open any more

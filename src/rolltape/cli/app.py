@@ -94,6 +94,7 @@ def _checked(argv: list[str] | None) -> int:
         _say(error.format_message())
         return WRONG
     except KeyboardInterrupt:
+        sys.stderr.write("\n" if sys.stderr.isatty() else "")
         return INTERRUPTED
     except DamagedError as error:
         _say(str(error))
