@@ -56,9 +56,12 @@ def run_shell(command: str, folder: Path, *, half_lines: bool = False) -> str:
 
 def test_the_first_example_of_the_readme_runs_and_prints_its_records(tmp_path):
     """And jq shows of them what the README says it shows."""
-    (code,) = blocks("README.md", "python")
-    printed = run_python(code, tmp_path)
-    assert '"type":"done"' in printed
+    writing, reading = blocks("README.md", "python")
+    assert '"type":"done"' in run_python(writing, tmp_path)
+    assert run_python(reading, tmp_path) == "q17#0 interrupted ['42']\n"
+    ls, show = (command for command, _ in commands("README.md") if command.startswith("rolltape"))
+    assert "q17#0" in run_shell(ls, tmp_path)
+    assert "ask" in run_shell(show, tmp_path)
     if shutil.which("jq") is None:
         pytest.skip("jq is not installed")
     ((command, output),) = [shown for shown in commands("README.md") if shown[0].startswith("jq")]

@@ -111,7 +111,7 @@ def told(reader: Reader, key: str, lineage: Lineage[Place]) -> dict[str, Any]:
         "reward": outcome.get("reward"),
         "attempts": len(lineage.attempts),
         "steps": sum(type in STEPS for type in types),
-        "epoch": story.newest[0] if story.newest else 0,
+        "epoch": story.newest[0] if story.newest else max((epoch for epoch, _ in lineage.takes), default=0),
         "started": round(min(begun) * 1000) / 1000 if begun else None,
         "ended": round(max(times) * 1000) / 1000 if times else None,
         "bytes": sum(entry.place.size for entry in (*story.entries, *story.stale)),

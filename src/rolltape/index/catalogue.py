@@ -282,6 +282,8 @@ class Catalogue:
             yield _from_sql(row)
 
     def row(self, key: str) -> Row | None:
+        if not _can_be_recorded(key):
+            return None
         for table in ("temp.tail", "main.trajectory"):
             sql = f"SELECT {', '.join(_ROW_COLUMNS)} FROM {table} WHERE key = ?"
             if (row := self._db.execute(sql, (key,)).fetchone()) is not None:
@@ -336,7 +338,18 @@ def _where(query: Query) -> tuple[str, list[Any]]:
         values += (query.text, query.text)
     if query.damaged:
         terms.append("damage != ''")
+    if not all(map(_can_be_recorded, (query.task or "", query.text or ""))):
+        return "0", []
     return " AND ".join(terms), values
+
+
+def _can_be_recorded(text: str) -> bool:
+    """Say whether a key can be this. What came from outside may hold lone surrogates, and JSON in UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _to_sql(row: Row) -> Sequence[Any]:

@@ -28,7 +28,7 @@ class Row(msgspec.Struct, frozen=True):
     steps: int
     """Finished steps that count: returned, raised or cancelled."""
     epoch: int
-    """Of the newest attempt; 0 if there is none."""
+    """Of the newest attempt, or of the newest take where there is none yet."""
     started: float | None
     ended: float | None
     """When the last record that counts was made."""
@@ -82,7 +82,7 @@ def row_of(key: str, lineage: Lineage[Marked]) -> Row:
         reward=outcome.reward if outcome else None,
         attempts=len(lineage.attempts),
         steps=steps,
-        epoch=story.newest[0] if story.newest else 0,
+        epoch=story.newest[0] if story.newest else max((epoch for epoch, _ in lineage.takes), default=0),
         started=started,
         ended=ended,
         bytes=sum(e.place.place.size for a in lineage.attempts.values() for e in a.entries.values()),
