@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
+import pathlib
+from collections import Counter, OrderedDict, defaultdict, deque
+from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from hypothesis import strategies as st
 
@@ -21,6 +26,18 @@ def exact(value: Any) -> Any:
         return kind, sorted((exact(item) for item in value), key=repr)
     if kind is float:
         return kind, repr(value), math.copysign(1, value) if value == value else 0
+    if kind in (OrderedDict, Counter):
+        return kind, exact(list(value.items()))
+    if kind is defaultdict:
+        return kind, value.default_factory, exact(list(value.items()))
+    if kind is deque:
+        return kind, value.maxlen, exact(list(value))
+    if kind is complex:
+        return kind, exact(value.real), exact(value.imag)
+    if kind in (dt.datetime, dt.time):
+        return kind, value.replace(tzinfo=None), value.fold, repr(value.tzinfo)
+    if kind is Decimal:
+        return kind, str(value)
     return kind, value
 
 
@@ -53,6 +70,38 @@ values = st.recursive(
     max_leaves=25,
 )
 """Any value that can be recorded."""
+
+zones = (
+    st.none()
+    | st.sampled_from([dt.UTC, ZoneInfo("Europe/Paris"), ZoneInfo("America/New_York")])
+    | st.builds(dt.timezone, st.timedeltas(dt.timedelta(hours=-23), dt.timedelta(hours=23)))
+)
+leaves = (
+    st.datetimes(timezones=zones, allow_imaginary=True)
+    | st.times(timezones=zones)
+    | st.dates()
+    | st.timedeltas()
+    | st.decimals(allow_nan=False)
+    | st.uuids()
+    | st.complex_numbers(allow_nan=False)
+    | st.builds(range, st.integers(), st.integers(), st.integers(1))
+    | st.text("ab/\\.$@:", max_size=12).map(pathlib.PurePosixPath)
+)
+"""Values of the standard library that hold no others, and can be keys."""
+objects = st.recursive(
+    leaves | st.binary(max_size=20).map(bytearray) | st.decimals() | st.complex_numbers() | numbers,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(keys, inner, max_size=3)
+        | st.dictionaries(leaves, inner, max_size=2)
+        | st.lists(inner, max_size=3).map(deque)
+        | st.dictionaries(keys, inner, max_size=3).map(OrderedDict)
+        | st.dictionaries(keys, inner, max_size=3).map(lambda items: defaultdict(list, items))
+        | st.frozensets(leaves, max_size=3)
+    ),
+    max_leaves=12,
+)
+"""Values of the standard library that JSON and Python's literals do not have."""
 
 
 class Tape:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import enum
 import json
 import random
 import sys
@@ -22,6 +21,7 @@ from rolltape.errors import DamagedError, EncodeError, LimitError
 from rolltape.values import Memory, Recall, decode, encode, learn
 from rolltape.values import history as bounds
 from rolltape.values.recall import LINES_BYTES_MAX
+from tests.values.kinds import Role
 from tests.values.support import PLAIN, Tape, exact, hashables, values
 
 
@@ -201,25 +201,30 @@ def test_a_message_that_was_changed_in_place_is_recorded_as_it_is() -> None:
         assert exact(tape.read(3)) == exact([*history, message("and another")])
 
 
-def test_what_equals_the_recorded_message_counts_as_the_same() -> None:
+def test_a_message_whose_keys_were_put_in_another_order_counts_as_the_same() -> None:
     """All but numbers is compared by `==`, which is what makes long histories cheap. What comes back equals it."""
+    tape = Tape()
+    history: list[Any] = [message(i) for i in range(4)]
+    tape.record(history)
+    history[1].update(role=history[1].pop("role"))
+    tape.record([*history, message("new")])
+    assert tape.read(1) == [*history, message("new")] and b'"$list"' in tape.written[1].json
 
-    class Role(enum.StrEnum):
-        USER = "user"
 
+def test_what_only_equals_the_recorded_message_is_written_again() -> None:
+    """A string became a member of an enum, a dict an ordered one: what comes back is of the same type."""
     for change in (
         lambda m: m[1].update(role=Role.USER),
-        lambda m: m[1].update(role=m[1].pop("role")),
+        lambda m: m[1].update({Role.USER: m[1].pop("role")}),
         lambda m: m.__setitem__(1, OrderedDict(m[1])),
     ):
         tape = Tape()
         history: list[Any] = [message(i) for i in range(4)]
         tape.record(history)
         change(history)
-        tape.record([*history, message("new")])
-        assert tape.read(1) == [*history, message("new")]
-        with pytest.raises(EncodeError):
-            tape.record([*history, {"role": Role.USER}])
+        for seq in (1, 2):
+            tape.record([*history, message("new")])
+            assert exact(tape.read(seq)) == exact([*history, message("new")])
 
 
 def test_a_number_that_changed_its_type_is_where_a_list_is_cut() -> None:
@@ -239,8 +244,7 @@ def test_bytes_are_not_the_same_as_what_only_equals_them() -> None:
     history: list[Any] = [{"image": b"png"}, message(0)]
     memory.commit((1, 1, 0), encode(history, memory=memory).notes)
     history[0]["image"] = bytearray(b"png")
-    with pytest.raises(EncodeError, match=r"/0/image: .*bytearray"):
-        encode(history, memory=memory)
+    assert b'{"$bytearray":{"$bytes":"cG5n"}}' in encode(history, memory=memory).json
 
 
 def test_numbers_that_are_equal_are_not_the_same() -> None:

@@ -11,13 +11,13 @@ A new kind of value is one more line in the table that ends `encoder.py` and one
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rolltape.errors import DamagedError, LimitError
-from rolltape.values import pointer
+from rolltape.values import names, pointer
 from rolltape.values.decoder import Blob, Decoder, parse
 from rolltape.values.encoder import DEPTH_MAX, INT_DIGITS_MAX, Encoder
 from rolltape.values.history import Notes
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoded", "decode", "encode", "learn"]
 
-_encode = msgspec.json.Encoder().encode
-
 
 class Encoded(msgspec.Struct):
     """A value, ready to be embedded in a record."""
@@ -43,40 +41,59 @@ class Encoded(msgspec.Struct):
     """What `Memory.commit` needs once the record was taken."""
 
 
-def encode(value: Any, *, where: str = "", redact: Redactor = DEFAULT, memory: Memory | None = None) -> Encoded:
+def encode(
+    value: Any, *, where: str = "", redact: Redactor = DEFAULT, memory: Memory | None = None, returns: Any = None
+) -> Encoded:
     """Return the text of `value`, which will stand at the pointer `where` of its record.
 
-    With `memory`, what the trajectory recorded before is referred to. Raises EncodeError for what cannot be recorded
-    and LimitError for what is nested too deep (cyclic values are) or an integer that is too long; both name the place.
+    With `memory`, what the trajectory recorded before is referred to. `returns` is a type, an annotation or a tuple of
+    these: the classes in it may be local ones, which a replay finds only if it passes them too. Raises EncodeError for
+    what cannot be recorded and LimitError for what is nested too deep (cyclic values are) or an integer that is too
+    long; both name the place.
     """
-    encoder = Encoder(where, redact, memory, strict=sys.get_int_max_str_digits() != INT_DIGITS_MAX)
-    try:
-        try:
-            text = _encode(encoder.value(value))
-        except ValueError:
-            # A lone surrogate or an integer too long, which are too rare to look for in every value.
-            encoder = Encoder(where, redact, memory, strict=True)
-            text = _encode(encoder.value(value))
-    except RecursionError as error:
-        raise LimitError(
-            f"{pointer.path(where, None)}: Python's stack ended before the {DEPTH_MAX} levels that a value may nest. "
-            "Call from a shallower stack, or raise it with sys.setrecursionlimit."
-        ) from error
+    types = names.named(returns)
+    encoder, text = written(value, lambda strict: Encoder(where, redact, memory, strict=strict, types=types))
     return Encoded(text, encoder.blobs, None if memory is None else encoder.log)
 
 
-def decode(raw: bytes | msgspec.Raw, *, blob: Blob | None = None, recall: Recall | None = None) -> Any:
+def written(value: Any, start: Callable[[bool], Encoder]) -> tuple[Encoder, bytes]:
+    """Return a value's text, and the encoder that walked it: `start` makes one, strict or not."""
+    encoder = start(sys.get_int_max_str_digits() != INT_DIGITS_MAX)
+    try:
+        try:
+            return encoder, encoder.text(encoder.value(value))
+        except ValueError:
+            # A lone surrogate or an integer too long, which are too rare to look for in every value.
+            encoder = start(True)
+            return encoder, encoder.text(encoder.value(value))
+    except RecursionError as error:
+        raise LimitError(
+            f"{pointer.path(encoder.where, None)}: Python's stack ended before the {DEPTH_MAX} levels that a value may "
+            "nest. Call from a shallower stack, or raise it with sys.setrecursionlimit."
+        ) from error
+
+
+def decode(
+    raw: bytes | msgspec.Raw,
+    *,
+    blob: Blob | None = None,
+    recall: Recall | None = None,
+    returns: Any = None,
+    foreign: bool = False,
+) -> Any:
     """Return the value whose text is `raw`: fresh containers each time, so that the caller may change it.
 
-    `blob` finds packed bytes, `recall` what the value refers to. Raises DamagedError for a text that is no value or
-    whose references do not lead to what they promise, FormatError for a tag that this version does not know.
+    `blob` finds packed bytes, `recall` what the value refers to. A class is looked for in `returns` (see `encode`) and
+    in the modules that are imported already. One that is not here, or is another by now, is a FormatError; with
+    `foreign` its values come back as `Foreign`, which says what was recorded. Raises DamagedError for a text that is no
+    value or whose references do not lead to what they promise, FormatError for a tag that this version does not know.
     """
     raw = bytes(raw)
     tree = parse(raw)
     if b"$" not in raw or b'"$' not in raw:  # a single byte is found ten times as fast
         return tree
     try:
-        return Decoder(raw, blob, recall).value(tree)
+        return Decoder(raw, blob, recall, types=names.named(returns), foreign=foreign).value(tree)
     except RecursionError as error:
         raise DamagedError("Python's stack ended in a deeply nested value: read it from a shallower one") from error
 
@@ -87,6 +104,7 @@ def learn(
     parts: Iterable[tuple[str, Any, bytes | msgspec.Raw]],
     *,
     redact: Redactor = DEFAULT,
+    returns: Any = None,
 ) -> bool:
     """Feed `memory` with the record at `position` that was read and not written: (where, value, text) of its values.
 
@@ -95,7 +113,7 @@ def learn(
     """
     same, notes = True, []
     for where, value, raw in parts:
-        again = encode(value, where=where, redact=redact, memory=memory)
+        again = encode(value, where=where, redact=redact, memory=memory, returns=returns)
         if again.json == bytes(raw):
             notes.append(again.notes)
         else:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import msgspec
 
 from rolltape.errors import DamagedError, FormatError, UsageError
-from rolltape.values import lists, pointer
-from rolltape.values.encoder import DEPTH_MAX, pack_hash
+from rolltape.values import arrays, classes, exceptions, lists, packed, pointer, standard, times
+from rolltape.values.encoder import DEPTH_MAX, OBJECT_LEVELS_MAX, pack_hash
+from rolltape.values.names import Foreign, Types
 from rolltape.values.pointer import Hop, Link, Position
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 Blob: TypeAlias = Callable[[str, int], bytes]
 """Finds the bytes of a pack by hash and length."""
+
+Reader: TypeAlias = "Callable[[Decoder, Any, Link, int], Any]"
+Fields: TypeAlias = dict[str, type]
+"""The fields of a tag and their types; object: any value."""
+Readers: TypeAlias = "dict[str, tuple[Reader, Fields, Fields]]"
+"""What reads a tag, the fields that it has, and those that it may have."""
 
 _decode = msgspec.json.Decoder().decode
 
@@ -39,9 +46,22 @@ def parse(raw: bytes, where: str = "the text") -> Any:
 class Decoder:
     """Turns the tree of one text into its value, in place."""
 
-    __slots__ = ("blob", "raw", "recall", "where")
+    __slots__ = ("blob", "foreign", "objects", "raw", "recall", "types", "where")
 
-    def __init__(self, raw: bytes, blob: Blob | None, recall: Recall | None, where: str = "") -> None:
+    def __init__(
+        self,
+        raw: bytes,
+        blob: Blob | None,
+        recall: Recall | None,
+        where: str = "",
+        *,
+        types: Types | None = None,
+        foreign: bool = False,
+    ) -> None:
+        self.types = types or {}
+        self.foreign = foreign
+        self.objects = 0
+        """How many were met of other types than JSON's, bytes, tuples and sets."""
         self.raw = raw
         self.where = where
         self.blob = blob
@@ -60,9 +80,12 @@ class Decoder:
         if tag not in _TAGS:
             raise FormatError(f"{self.place(at)}: unknown tag {tag!r}: a newer Rolltape wrote it. Upgrade to read it.")
         self.check_fields(tag, node, at)
+        self.objects += tag not in _BASIC
+        if depth >= DEPTH_MAX + OBJECT_LEVELS_MAX:
+            self.damaged(at, f"nested more than {DEPTH_MAX} levels deep")
         try:
             return _TAGS[tag][0](self, node, at, depth)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             # Unhashable members of a set, letters that are no base64, a pair with three sides.
             self.damaged(at, f"{tag} holds what it cannot ({error!r})", error)
 
@@ -104,17 +127,18 @@ class Decoder:
         return data
 
     def read_map(self, node: Any, at: Link, depth: int) -> dict[Any, Any]:
-        out = {}
-        for i, (key, item) in enumerate(node["$map"]):
-            inner = (at, Hop(f"$map/{i}"))
-            out[self.value(key, (inner, 0), depth + 3)] = self.value(item, (inner, 1), depth + 3)
-        return out
+        return dict(self.pairs(node["$map"], at, "$map", depth))
+
+    def pairs(self, pairs: list[Any], at: Link, tag: str, depth: int) -> Iterator[tuple[Any, Any]]:
+        for i, (key, item) in enumerate(pairs):
+            inner = (at, Hop(f"{tag}/{i}"))
+            yield self.value(key, (inner, 0), depth + 3), self.value(item, (inner, 1), depth + 3)
 
     def read_dict(self, node: Any, at: Link, depth: int) -> dict[str, Any]:
         return self.fields(node["$dict"], (at, "$dict"), depth + 1)
 
     def read_tuple(self, node: Any, at: Link, depth: int) -> tuple[Any, ...]:
-        return tuple(self.items(node["$tuple"], (at, "$tuple"), depth + 1))
+        return tuple(self.sequence(node["$tuple"], (at, "$tuple"), depth + 1))
 
     def read_set(self, node: Any, at: Link, depth: int) -> set[Any]:
         return set(self.items(node["$set"], (at, "$set"), depth + 1))
@@ -128,7 +152,35 @@ class Decoder:
     def read_list(self, node: Any, at: Link, depth: int) -> list[Any]:
         base = self.recalled(at).base(*target(node["$list"]), node["n"])
         self.whole_hash(node, base.digest, at)
-        return [*lists.copy(base.items[: node["n"]], {}), *self.items(node["add"], (at, "add"), depth + 1)]
+        return [*self.recalled(at).copy(base, node["n"], self), *self.sequence(node["add"], (at, "add"), depth + 1)]
+
+    def sequence(self, node: Any, at: Link, depth: int) -> list[Any]:
+        """Return the items of an array, or of a list that was packed."""
+        if type(node) is dict and next(iter(node), "") not in packed.READERS:
+            self.damaged(at, "what should be a list is none")
+        items = self.value(node, at, depth)
+        if type(items) is not list:
+            self.damaged(at, "what should be a list is none")
+        return items
+
+    def guarded(self, node: Any, at: Link, depth: int, build: Callable[[dict[str, Any]], Any]) -> Any:
+        """Return what `build` makes of the values in a tag: a stand-in where it cannot and the caller wants one."""
+        (tag, kind), *rest = node.items()
+        parts = {name: self.value(part, (at, name), depth + 1) for name, part in rest}
+        try:
+            return build(parts)
+        except FormatError:
+            if not self.foreign:
+                raise
+            return Foreign(tag, kind, parts)
+
+    def absent(self, node: Any, at: Link, depth: int, error: FormatError, cause: Exception | None = None) -> Any:
+        """Raise `error`, or return a stand-in where the caller wants one."""
+
+        def build(parts: dict[str, Any]) -> NoReturn:
+            raise error from cause
+
+        return self.guarded(node, at, depth, build)
 
     def whole_hash(self, node: Any, base: bytes, at: Link) -> bytes:
         """Return the hash of an extended list, once it is known to be right."""
@@ -140,9 +192,15 @@ class Decoder:
 
     def check_fields(self, tag: str, node: dict[str, Any], at: Link) -> None:
         """Raise DamagedError if a tag has not the fields that it should have."""
-        fields = _TAGS[tag][1]
-        if len(node) != len(fields) or not all(type(node.get(name)) is kind for name, kind in fields.items()):
-            self.damaged(at, f"{tag} has not the fields {', '.join(fields)}")
+        _, fields, more = _TAGS[tag]
+        left = len(node) - len(fields)
+        for name, kind in fields.items():
+            if name not in node or (type(node[name]) is not kind and kind is not object):
+                self.damaged(at, f"{tag} has not the fields {', '.join(fields)}")
+        if left:
+            for name in node.keys() - fields.keys():
+                if name not in more or (type(node[name]) is not more[name] and more[name] is not object):
+                    self.damaged(at, f"{tag} has a field {name!r} that it should not have, or not so")
 
     def place(self, at: Link) -> str:
         return pointer.path(self.where, at)[:200]
@@ -170,16 +228,18 @@ def _finite(text: str) -> float:
     return number
 
 
-_TAGS: dict[str, tuple[Callable[[Decoder, Any, Link, int], Any], dict[str, type]]] = {
-    "$float": (Decoder.read_float, {"$float": str}),
-    "$bytes": (Decoder.read_bytes, {"$bytes": str}),
-    "$pack": (Decoder.read_pack, {"$pack": str, "bytes": int}),
-    "$str": (Decoder.read_str, {"$str": str}),
-    "$map": (Decoder.read_map, {"$map": list}),
-    "$dict": (Decoder.read_dict, {"$dict": dict}),
-    "$tuple": (Decoder.read_tuple, {"$tuple": list}),
-    "$set": (Decoder.read_set, {"$set": list}),
-    "$frozenset": (Decoder.read_frozenset, {"$frozenset": list}),
-    "$ref": (Decoder.read_ref, {"$ref": list, "hash": str}),
-    "$list": (Decoder.read_list, {"$list": list, "n": int, "add": list, "hash": str}),
+_BASIC: Readers = {
+    "$float": (Decoder.read_float, {"$float": str}, {}),
+    "$bytes": (Decoder.read_bytes, {"$bytes": str}, {}),
+    "$pack": (Decoder.read_pack, {"$pack": str, "bytes": int}, {}),
+    "$str": (Decoder.read_str, {"$str": str}, {}),
+    "$map": (Decoder.read_map, {"$map": list}, {}),
+    "$dict": (Decoder.read_dict, {"$dict": dict}, {}),
+    "$tuple": (Decoder.read_tuple, {"$tuple": object}, {}),
+    "$set": (Decoder.read_set, {"$set": list}, {}),
+    "$frozenset": (Decoder.read_frozenset, {"$frozenset": list}, {}),
+    "$ref": (Decoder.read_ref, {"$ref": list, "hash": str}, {}),
+    "$list": (Decoder.read_list, {"$list": list, "n": int, "add": object, "hash": str}, {}),
+    **packed.READERS,
 }
+_TAGS: Readers = _BASIC | times.READERS | standard.READERS | classes.READERS | exceptions.READERS | arrays.READERS

@@ -7,7 +7,8 @@ time. Invariants:
 
 - `encode` only reads it. What an encoded value would add is in `Encoded.notes`, and nothing is referable before
   `commit`, so an encode that failed and a record that was not taken leave no trace, and no record refers to itself.
-- It keeps copies of the containers, sharing the leaves, so that a message changed in place is found out.
+- It keeps copies of the containers, sharing the leaves, so that a message changed in place is found out. Of lists that
+  hold objects it keeps what they were written as, and compares that.
 - A list is referred to only if it begins with what was recorded: `lists.py` says what counts as the same. Where that
   is not certain it is written again, which is never wrong.
 - It holds at most `STRINGS_MAX` strings of together `STRING_CHARS_MAX` characters and `LISTS_MAX` lists of together
@@ -16,8 +17,11 @@ time. Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from rolltape.errors import RolltapeError
+from rolltape.values import lists
 from rolltape.values.lists import Entry, Remembered, digest
 from rolltape.values.pointer import Link, Position, pointer
 from rolltape.values.redact import Redactor
@@ -63,7 +67,7 @@ class Known:
 class ListNote:
     """A list that an encoded value holds: its place and hash, and copies of what it adds to a remembered list."""
 
-    __slots__ = ("base", "base_items", "copies", "entry", "key", "n", "scrubbed")
+    __slots__ = ("base", "base_items", "copies", "entry", "is_images", "key", "n", "scrubbed")
 
     def __init__(self, entry: Entry, key: int, base: Remembered | None, n: int) -> None:
         self.entry = entry
@@ -74,6 +78,8 @@ class ListNote:
         self.base_items = 0 if base is None else len(base.items)
         self.copies: list[Any] = []
         self.scrubbed = False
+        self.is_images = False
+        """Whether `copies` are what all the items of the list are written as: objects are compared by that."""
 
 
 Notes: TypeAlias = "list[Known | ListNote]"
@@ -102,20 +108,33 @@ class Memory:
         """Return where `text` was recorded, if it was."""
         return self._strings.get(text)
 
-    def find(self, live: list[Any], key: int, redactor: Redactor) -> tuple[Remembered | None, int]:
+    def find(
+        self, live: list[Any], key: int, redactor: Redactor, images: Callable[[list[Any]], list[Any]]
+    ) -> tuple[Remembered | None, int]:
         """Return the recorded list that has most of the items with which `live` begins, and how many."""
         best: Remembered | None = None
         most = 0
-        for known in self._lists.get(key, ()):
+        alike = self._lists.get(key)
+        if not alike:
+            return None, 0
+        # No method of a class that is not Python's own is asked what equals what.
+        plain = live if lists.is_builtin(live) else lists.builtin_start(live)
+        written: list[Any] = []
+        if any(known.is_images for known in alike):
             try:
-                wanted = [redactor.scrub(item) for item in live] if known.scrubbed else live
-                if most and (len(known.items) <= most or wanted[most] != known.items[most]):
+                written = images(live)
+            except RolltapeError:
+                return None, 0  # encoding it says why
+        for known in alike:
+            wanted = written if known.is_images else plain
+            try:
+                if known.scrubbed and not known.is_images:
+                    wanted = [redactor.scrub(item) for item in plain]
+                if most and (len(known.items) <= most or wanted[most : most + 1] != known.items[most : most + 1]):
                     continue  # it holds no more of it than the best so far
-                n = known.match(wanted)
-            except Exception:
-                # Comparing calls the `__eq__` of whatever the list holds, which may raise anything (a numpy array
-                # does). Such a list is not a recorded one; encoding says what is wrong with it.
-                return None, 0
+                n = known.match(wanted) if wanted else 0
+            except RecursionError:
+                return None, 0  # encoding it says why
             if n > most:
                 best, most = known, n
                 if n == len(known.items) or n > 0.9 * len(live):
@@ -138,6 +157,10 @@ class Memory:
     def _keep_list(self, note: ListNote, position: Position) -> None:
         known, entry, new = note.base, note.entry, note.copies
         entry.position = position
+        if note.is_images:
+            if known is None or not known.is_images:
+                known = Remembered.of_images(note.key, new[: note.n], known)
+            new = new[note.n :]
         if known is None:
             known = Remembered(note.key)
         elif new and len(known.items) != note.n:

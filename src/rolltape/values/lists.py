@@ -3,8 +3,8 @@
 The containers are copied and the leaves shared, so a message that was changed in place is found out. `==` decides, at
 20 to 30 ns a message, except for numbers and bytes: 1 is neither True nor 1.0 here, nor 0.0 -0.0. The items that hold
 any are laid out by their levels of nesting, so that C code can compare the types of all their values at once. (So a
-message whose keys were put in another order, or one of whose strings became an enum's equal member, counts as the
-same: it equals what was recorded.)
+message whose keys were put in another order counts as the same: it equals what was recorded.) Lists that hold objects
+are compared by what they are written as, so that no `__eq__` but Python's own is believed, or called.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ from rolltape.values.pointer import Link, Position, pointer
 
 CONTAINERS = frozenset((dict, list, tuple))
 
+SCALARS = frozenset((type(None), bool, int, float, bytes))
+
 _COPIED = CONTAINERS | {set}
 _TEXT = CONTAINERS | {str, type(None)}
+_BUILTIN = _TEXT | {bool, int, float, bytes, set, frozenset}
+_LEVELS_MAX = 200
+_VALUES_MAX = 4_000_000
 _encode = msgspec.json.Encoder().encode
 
 
@@ -109,13 +114,30 @@ class _Level:
 class Remembered:
     """A recorded list, and what it takes to find out whether another begins with it."""
 
-    __slots__ = ("_ends", "_lengths", "_levels", "_numeric", "entries", "height", "items", "key", "scrubbed", "weight")
+    __slots__ = (
+        "_ends",
+        "_lengths",
+        "_levels",
+        "_numeric",
+        "entries",
+        "height",
+        "is_images",
+        "items",
+        "key",
+        "prints",
+        "scrubbed",
+        "weight",
+    )
 
     def __init__(self, key: int) -> None:
         self.key = key
         """What lists that may extend this one have in common: see `likeness`."""
         self.scrubbed = False
         """Whether some item was redacted, so that lists have to be redacted before they are compared."""
+        self.is_images = False
+        """Whether the items are not those of the list, but what these are written as."""
+        self.prints: list[bytes] = []
+        """The fingerprint of the first item, of the first two, and so on, as far as somebody asked."""
         self.items: list[Any] = []
         self.entries: list[Entry] = []
         """The recorded lengths, in growing order."""
@@ -132,6 +154,20 @@ class Remembered:
         self._ends: list[list[int]] = []
         """Where these lengths end on each level, as far as they are laid out."""
 
+    @classmethod
+    def of_images(cls, key: int, items: list[Any], known: Remembered | None) -> Remembered:
+        """Return a new list that starts with these images of the first items of `known`."""
+        new = cls(key)
+        new.is_images = True
+        new.items = items
+        new.weight = len(items)
+        if known is not None:
+            new.scrubbed = known.scrubbed
+            new.entries = known.entries[: bisect_right(known.entries, len(items), key=_length)]
+            new.prints = known.prints[: len(items)]
+            new._lengths = [len(items)]
+        return new
+
     def add(self, items: list[Any], entry: Entry) -> None:
         self.items += items
         self.weight += len(items)
@@ -142,6 +178,8 @@ class Remembered:
         """Return a new list that starts with the first `n` items."""
         new = Remembered(self.key)
         new.scrubbed = self.scrubbed
+        new.is_images = self.is_images
+        new.prints = self.prints[:n]
         new.items = self.items[:n]
         new.entries = self.entries[: bisect_right(self.entries, n, key=_length)]
         new.weight = self.weight * n // len(self.items)
@@ -239,6 +277,23 @@ class Remembered:
                     flat = self._levels[depth].add(flat)
                     depth += 1
             self._ends.append([len(level.values) for level in self._levels])
+
+
+def is_builtin(items: list[Any]) -> bool:
+    """Whether there are only values of Python's own types in these, so that comparing them runs nobody's code."""
+    for _ in range(_LEVELS_MAX):
+        kinds = set(map(type, items))
+        if not kinds <= _BUILTIN or len(items) > _VALUES_MAX:
+            return False
+        if kinds.isdisjoint(_COPIED):
+            return True
+        items = gc.get_referents(*items)
+    return False
+
+
+def builtin_start(items: list[Any]) -> list[Any]:
+    """Return the items before the first that has another value in it."""
+    return items[: next((i for i, item in enumerate(items) if not is_builtin([item])), len(items))]
 
 
 def _is_numeric(item: Any) -> bool:

@@ -9,12 +9,12 @@ other leaves are shared), so that changing a decoded value changes no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from rolltape.errors import DamagedError
-from rolltape.values import pointer
+from rolltape.values import lists, packed, pointer
 from rolltape.values.decoder import Decoder, parse, target
 from rolltape.values.lists import digest
 from rolltape.values.pointer import Position
@@ -28,15 +28,25 @@ LISTS_MAX = 4096
 TREES_MAX = 16
 
 
+class Odd(NamedTuple):
+    """A part of a recorded list that holds objects, which cannot be copied: it is decoded anew for each reader."""
+
+    start: int
+    end: int
+    position: Position
+    raw: bytes
+
+
 class Base:
     """A recorded list, expanded: the first `n` of `items`, which longer ones share."""
 
-    __slots__ = ("digest", "items", "n")
+    __slots__ = ("digest", "items", "n", "odd")
 
-    def __init__(self, items: list[Any], n: int, hashed: bytes) -> None:
+    def __init__(self, items: list[Any], n: int, hashed: bytes, odd: list[Odd]) -> None:
         self.items = items
         self.n = n
         self.digest = hashed
+        self.odd = odd
 
 
 class Recall:
@@ -86,6 +96,21 @@ class Recall:
             raise DamagedError(f"record {position} holds {found.n} items at {place}, but a value extends {n} of them")
         return found
 
+    def copy(self, base: Base, n: int, reader: Decoder) -> list[Any]:
+        """Return the first `n` items of a list for a reader, as its own."""
+        out: list[Any] = lists.copy(base.items[:n], {})
+        for start, end, position, raw in base.odd:
+            if start < n:
+                again = Decoder(
+                    raw, self._packed(position), self, reader.where, types=reader.types, foreign=reader.foreign
+                )
+                out[start:end] = again.sequence(parse(raw), None, 0)[: end - start]
+        return out[:n]
+
+    def _packed(self, position: Position) -> Callable[[str, int], bytes] | None:
+        blob = self._blob
+        return None if blob is None else lambda name, size: blob(position, name, size)
+
     def _resolve(self, position: Position, place: str) -> Base:
         """Expand a list and all that it builds on, the oldest first: without recursion, however long the chain."""
         while len(self._lists) > LISTS_MAX:
@@ -119,21 +144,24 @@ class Recall:
 
     def _expand(self, key: tuple[Position, str], raw: bytes, node: Any) -> Base:
         position, place = key
-        blob = self._blob
-        packed = None if blob is None else lambda name, size: blob(position, name, size)
-        decoder = Decoder(raw, packed, self, f"record {position} at {place}")
-        if type(node) is list:
-            items = decoder.items(node, None, 0)
-            return Base(items, len(items), digest(raw))
-        if type(node) is not dict or next(iter(node), "") != "$list":
+        decoder = Decoder(raw, self._packed(position), self, f"record {position} at {place}", foreign=True)
+        tag = next(iter(node), "") if type(node) is dict else ""
+        if type(node) is list or tag in packed.READERS:
+            items = decoder.sequence(node, None, 0)
+            return Base(items, len(items), digest(raw), [Odd(0, len(items), position, raw)] * bool(decoder.objects))
+        if tag != "$list":
             raise DamagedError(f"record {position} holds no list at {place}, where a value refers to one")
         decoder.check_fields("$list", node, None)
         base = self.base(*target(node["$list"]), node["n"])
         whole = decoder.whole_hash(node, base.digest, None)
-        added = decoder.items(node["add"], (None, "add"), 1)
-        items = base.items if len(base.items) == node["n"] else base.items[: node["n"]]
+        added = decoder.sequence(node["add"], (None, "add"), 1)
+        n = node["n"]
+        items = base.items if len(base.items) == n else base.items[:n]
         items += added
-        return Base(items, len(items), whole)
+        odd = [part._replace(end=min(part.end, n)) for part in base.odd if part.start < n]
+        if decoder.objects:
+            odd.append(Odd(n, len(items), position, pointer.piece(raw, ["add"])))
+        return Base(items, len(items), whole, odd)
 
     def _tree(self, position: Position) -> Any:
         tree = self._trees.get(position)
