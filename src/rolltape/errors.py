@@ -11,7 +11,9 @@
     │   └── JournalClosed       the writer is closed, or belongs to the parent of this process
     ├── DamagedError            what was on disk cannot be read whole; names the places
     ├── FormatError             a newer format, or a file that is not ours
-    └── SupersededError         a newer attempt or another process has taken over
+    ├── SupersededError         a newer attempt or another process has taken over
+    ├── InUseError              another process, or another task of this one, works on the trajectory
+    └── DivergenceError         the rollout does something else than was recorded; shows both
 
 User code raises plain exceptions and Rolltape records them. Only misuse, limits and damage raise these. Every error
 pickles, and its message says what to do next.
@@ -22,8 +24,10 @@ from __future__ import annotations
 __all__ = [
     "DamagedError",
     "DiskFullError",
+    "DivergenceError",
     "EncodeError",
     "FormatError",
+    "InUseError",
     "JournalClosed",
     "JournalError",
     "JournalFailed",
@@ -81,3 +85,11 @@ class FormatError(RolltapeError):
 
 class SupersededError(RolltapeError):
     """A newer attempt, here or in another process, has taken over."""
+
+
+class InUseError(RolltapeError):
+    """Another process, or another task of this one, works on the trajectory. The message says who."""
+
+
+class DivergenceError(RolltapeError):
+    """On replay the rollout does something else than what was recorded. The message shows both, and what to do."""

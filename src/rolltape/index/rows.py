@@ -57,8 +57,10 @@ def row_of(key: str, lineage: Lineage[Marked]) -> Row:
             steps += 1
             if mark.policy is not None:
                 policies.add(mark.policy)
-        elif type == "attempt" and mark.fact is not None and mark.fact.task:
-            identity = (mark.fact.task, mark.fact.visit, mark.fact.sample)
+        elif type == "attempt":
+            parked = None
+            if mark.fact is not None and mark.fact.task:
+                identity = (mark.fact.task, mark.fact.visit, mark.fact.sample)
         elif type == "outcome":
             outcome = mark.fact
         elif type == "parked":

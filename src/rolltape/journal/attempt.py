@@ -48,6 +48,10 @@ class AttemptLog:
         self.next_seq = 0
         self._writer = writer
 
+    @property
+    def epoch(self) -> int:
+        return self._writer.epoch
+
     async def take(self) -> None:
         """Say that this attempt is about to begin. On disk when it returns; changes no reading."""
         await self._outside(records.Take(**self._id(), unix_s=time.time()))
@@ -83,6 +87,7 @@ class AttemptLog:
         /,
         *,
         values: Values = _NO_VALUES,
+        returns: Any = None,
         encoded: Mapping[str, Encoded] = _NONE_ENCODED,
         blobs: Mapping[str, bytes] | None = None,
         **fields: Any,
@@ -90,14 +95,14 @@ class AttemptLog:
         """Number and queue the next record at once; the future is done when it is on disk.
 
         `values` are the user's own, by field: redacted, and encoded with references to what was recorded before.
-        `encoded` are those that were encoded before with this log's memory and redactor.
+        `returns` is what `encode` takes. `encoded` were encoded before with this log's memory and redactor.
         `blobs` are the pack values of fields that are encoded already. If this raises (what can't be encoded, a limit,
         a closed journal), nothing was queued and the number is still free.
         """
         packed = dict(blobs or {})
         notes = []
         for field, value in values.items():
-            text = encode(value, where=f"/{field}", redact=self.redactor, memory=self.memory)
+            text = encode(value, where=f"/{field}", redact=self.redactor, memory=self.memory, returns=returns)
             fields[field] = Raw(text.json)
             packed.update(text.blobs)
             notes.append(text.notes)

@@ -29,9 +29,16 @@ class StoryValues:
         places = {entry.point: entry.place for entry in story.entries}
         return cls(reader, lambda point: reader.line_at(*places[point]) if point in places else None)
 
-    def decode(self, line: Line, raw: bytes | msgspec.Raw) -> Any:
-        """Return the value whose text `raw` stands in `line`. DamagedError: it, or what it refers to, is not whole."""
-        return decode(raw, blob=lambda digest, size: self._reader.value(line, digest, size), recall=self._recall)
+    def decode(self, line: Line, raw: bytes | msgspec.Raw, *, returns: Any = None, foreign: bool = False) -> Any:
+        """Return the value whose text `raw` stands in `line`. DamagedError: it, or what it refers to, is not whole.
+
+        `returns` and `foreign` are what `rolltape.values.decode` takes.
+        """
+
+        def blob(digest: str, size: int) -> bytes:
+            return self._reader.value(line, digest, size)
+
+        return decode(raw, blob=blob, recall=self._recall, returns=returns, foreign=foreign)
 
     def _raw(self, point: Point) -> bytes | None:
         line = self._fetch(point)

@@ -58,7 +58,7 @@ class RecordedRecord:
         raw = getattr(self.record, field, records.NOTHING)
         if not isinstance(raw, msgspec.Raw):
             return raw
-        return self._values().decode(self._line, raw) if bytes(raw) else None
+        return self._values().decode(self._line, raw, foreign=True) if bytes(raw) else None
 
     def plain(self) -> dict[str, Any]:
         """Return the record as plain JSON: references put back, what is about the line left out.
@@ -72,7 +72,7 @@ class RecordedRecord:
 
     def _plain(self, raw: msgspec.Raw) -> Any:
         if b'"$' in bytes(raw):
-            raw = msgspec.Raw(encode(self._values().decode(self._line, raw), redact=_NO_REDACTION).json)
+            raw = msgspec.Raw(encode(self._values().decode(self._line, raw, foreign=True), redact=_NO_REDACTION).json)
         return msgspec.json.decode(raw)
 
 

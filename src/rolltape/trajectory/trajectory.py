@@ -1,0 +1,429 @@
+"""A trajectory that is being run: each call is on disk before the next one starts, and a finished one never runs again.
+
+When `await traj.call(…)` returns, its record survives `kill -9`, and power loss at durability `disk`. Called again
+after a crash, in the same place with the same arguments, it returns what was recorded (`docs/design/replay.md`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import traceback
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from rolltape import records
+from rolltape.errors import DivergenceError, EncodeError, SupersededError, UsageError
+from rolltape.journal import AttemptLog
+from rolltape.trajectory.replay import WHAT_TO_DO, Past, Recorded
+from rolltape.trajectory.retry import cause_of, delivery_of
+from rolltape.trajectory.scope import Here, Scope, here
+from rolltape.trajectory.step import AnyStep, step_of
+from rolltape.values import Encoded, decode, encode, learn
+from rolltape.values.fingerprint import difference, fingerprint
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+REPLAY_SLICE = 256
+"""So many replayed calls run on before other tasks get a turn."""
+
+_UUIDS = uuid.UUID("6f1c0f0e-52a5-4c0e-9d0b-5f3a5d0c7e11")
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a trajectory ended."""
+
+    status: records.OutcomeStatus
+    result: Any = None
+    """What `finish` was given."""
+    reward: float | None = None
+    """The result, if it is a number."""
+    cause: records.Cause | None = None
+    error: Any = None
+    """What ended it: {"type", "message", "traceback", …}."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call on its way into the journal."""
+
+    path: str
+    step: AnyStep
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    told: dict[str, Any]
+    """The arguments as they are recorded."""
+    encoded: Encoded
+    fingerprint: str
+
+    def fields(self) -> dict[str, Any]:
+        """Return what every record of its end says."""
+        return {
+            "path": self.path,
+            "name": self.step.name,
+            "kind": self.step.policy.kind,
+            "fingerprint": self.fingerprint,
+        }
+
+
+class Trajectory:
+    """One trajectory, for the task that runs it and the tasks that it starts. Made by `Run.trajectory`."""
+
+    def __init__(
+        self,
+        log: AttemptLog,
+        past: Past,
+        *,
+        task: str,
+        visit: int,
+        sample: int,
+        seed: str,
+        threads: Executor,
+        checked: set[str],
+        outcome: Outcome | None,
+    ) -> None:
+        self.key = log.key
+        self.task, self.visit, self.sample = task, visit, sample
+        self.attempt = log.attempt
+        """Which try this is."""
+        self.outcome = outcome
+        """How it ended, if it had ended before it was opened; after its block, how it has ended now."""
+        self.live_calls = 0
+        """Calls that were really made in this attempt, tries of one call counted once."""
+        self.replayed_calls = 0
+        """Calls that returned what was recorded."""
+        self.root = Scope()
+        self.superseded: SupersededError | None = None
+        """Set once somebody else is seen to have it: the next call raises it."""
+        self._log = log
+        self._past = past
+        self._seed = seed
+        self._threads = threads
+        self._checked = checked
+        """Functions that are known not to change their arguments."""
+        self._cancelled: list[Call] = []
+        """Cancelled calls, which are recorded once the rollout goes on."""
+        self._rngs: dict[str, random.Random] = {}
+        self._result: Any = None
+
+    def __repr__(self) -> str:
+        return f"<Trajectory {self.key}, attempt {self.attempt}>"
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """(epoch, attempt)."""
+        return (self._log.epoch, self._log.attempt)
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    @overload
+    def call(
+        self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """Call `function` as a step: recorded before this returns, never called again once it is.
+
+        Where it stands is settled here, not when the result is awaited. What it raises is recorded too, and raised.
+        EncodeError: an argument or the result cannot be recorded. DivergenceError: another call was recorded here.
+        """
+        step = step_of(function)
+        at = here.get()
+        if at is not None and at.in_step:
+            return self._bare(step, args, kwargs)
+        scope = self.root if at is None or at.trajectory is not self else at.scope
+        return self._call(step, scope.next_call(step.policy.key), args, kwargs)
+
+    async def _call(self, step: AnyStep, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.superseded is not None:
+            raise self.superseded
+        told: dict[str, Any] = {"args": list(args), "kwargs": kwargs} if kwargs else {"args": list(args)}
+        memory = self._log.memory
+        encoded = encode(told, where="/call", memory=memory)
+        call = Call(path, step, args, kwargs, told, encoded, fingerprint(told, memory=memory))
+        if self._past and (recorded := self._past.take(path, step.name, call.fingerprint, told)) is not None:
+            return await self._replay(call, recorded)
+        return await self._live(call)
+
+    async def _replay(self, call: Call, recorded: Recorded) -> Any:
+        self.replayed_calls += 1
+        if self.replayed_calls % REPLAY_SLICE == 0:
+            await asyncio.sleep(0)
+        head, returns = recorded.head, call.step.policy.returns
+        if head.type == "done":
+            result = self._past.value(recorded, head.result, returns=returns)
+            parts = [("/call", call.told, head.call), ("/result", result, head.result)]
+            learn(self._log.memory, head.point, parts, returns=returns)
+            return result["value"]
+        if head.type == "failed":
+            raise self._past.value(recorded, head.error, returns=returns)["exception"]
+        await asyncio.get_running_loop().create_future()  # until what cancelled the call then cancels it again
+
+    async def _live(self, call: Call) -> Any:
+        self.live_calls += 1
+        policy = call.step.policy
+        tries = self._past.tries(call.path)
+        before = None if call.step.name in self._checked else encode(call.told)
+        while True:
+            started, start = time.time(), time.monotonic()
+            try:
+                value = await self._try(call)
+                took_s = time.monotonic() - start
+                self._check_arguments(call, before)
+                told = {"result": {"value": value}}
+                times: dict[str, Any] = {"unix_s": started, "took_s": took_s}
+                await self._put(records.Done, values=told, call=call, returns=policy.returns, **call.fields(), **times)
+                return value
+            except asyncio.CancelledError:
+                self._cancelled.append(call)
+                raise
+            except _OURS:
+                raise
+            except Exception as error:
+                # The one place where a step's own errors meet ours: they are recorded, and raised to the rollout.
+                tries += 1
+                wait_s = policy.retry.wait_s(tries, error)
+                if wait_s is None:
+                    await self._failed(call, error, started, time.monotonic() - start)
+                    raise
+                told = {"error": described(error)}
+                names: dict[str, Any] = {"path": call.path, "name": call.step.name}
+                await self._put(records.Retry, values=told, **names, tries=tries, wait_s=wait_s, unix_s=started)
+            await asyncio.sleep(wait_s)
+
+    async def _failed(self, call: Call, error: Exception, unix_s: float, took_s: float) -> None:
+        told = {"error": described(error)}
+        about: dict[str, Any] = {
+            "cause": cause_of(error),
+            "delivery": delivery_of(error),
+            "unix_s": unix_s,
+            "took_s": took_s,
+        }
+        await self._put(records.Failed, values=told, call=call, **call.fields(), **about)
+
+    async def _try(self, call: Call) -> Any:
+        if call.step.policy.timeout_s is None:
+            return await self._bare(call.step, call.args, call.kwargs)
+        async with asyncio.timeout(call.step.policy.timeout_s):
+            return await self._bare(call.step, call.args, call.kwargs)
+
+    async def _bare(self, step: AnyStep, args: Any, kwargs: Any) -> Any:
+        """Call a step's function. Nothing inside it is recorded."""
+        token = here.set(Here(self, self.root, in_step=True))
+        try:
+            if step.is_async:
+                return await step.function(*args, **kwargs)
+            context = copy_context()
+            loop = asyncio.get_running_loop()
+            value = await loop.run_in_executor(self._threads, partial(context.run, step.function, *args, **kwargs))
+            return await value if isinstance(value, Awaitable) else value
+        finally:
+            here.reset(token)
+
+    def _check_arguments(self, call: Call, before: Encoded | None) -> None:
+        """Find out, once a function, whether it changes its arguments: its replay would not."""
+        if before is None:
+            return
+        self._checked.add(call.step.name)
+        if fingerprint(call.told) != call.fingerprint:
+            then = decode(before.json, blob=lambda digest, _: before.blobs[digest], foreign=True)
+            how = (
+                (difference(then, call.told) or "")
+                .replace("was recorded", "was passed")
+                .replace("passed now", "there now")
+            )
+            raise EncodeError(
+                f"{call.step.name} changes its arguments, and its replay would not: {how}. "
+                "Let it return what it makes, and leave what it is given as it is"
+            )
+
+    # ---- recording ---------------------------------------------------------------------------------------------------
+
+    async def _put(self, type: type[records.InOrder], /, *, call: Call | None = None, **fields: Any) -> None:
+        """Write the next record, and return when it is on disk."""
+        while self._cancelled:
+            cancelled = self._cancelled.pop(0)
+            encoded = {"call": cancelled.encoded}
+            self._log.put(records.Cancelled, encoded=encoded, **cancelled.fields(), unix_s=time.time())
+        if call is not None:
+            fields["encoded"] = {"call": call.encoded}
+        await self._log.append(type, **fields)
+
+    def _keep(self, kind: str, make: Callable[[], Any]) -> Any:
+        """Return what was recorded here, or make it and record it. The next step's wait includes it."""
+        path = self._scope().next_call()
+        if (recorded := self._past.take(path, kind, "", None)) is not None:
+            return self._past.value(recorded, recorded.head.value)["value"]
+        value = make()
+        told = {"value": {"value": value}}
+        self._log.put(records.Kept, values=told, path=path, name=kind, kind=kind, unix_s=time.time())
+        return value
+
+    def _scope(self) -> Scope:
+        at = here.get()
+        if at is None or at.trajectory is not self:
+            return self.root
+        if at.in_step:
+            raise UsageError("nothing is recorded inside a step: pass it what it needs as an argument")
+        return at.scope
+
+    def record(self, kind: str, value: R) -> R:
+        """Keep `value`, and return it; after a crash, return what was kept here instead."""
+        kept: R = self._keep(kind, lambda: value)
+        return kept
+
+    def now(self) -> float:
+        """Return the time, in seconds since 1970: after a crash the same again."""
+        now: float = self._keep("now", time.time)
+        return now
+
+    def uuid(self) -> uuid.UUID:
+        """Return a new UUID: after a crash the same again. It is derived from where it is asked for."""
+        return uuid.uuid5(_UUIDS, f"{self._seed}/{self._scope().next_call()}")
+
+    @property
+    def rng(self) -> random.Random:
+        """The random numbers of this task, or branch: after a crash the same again."""
+        scope = self._scope()
+        if (rng := self._rngs.get(scope.path)) is None:
+            rng = self._rngs[scope.path] = random.Random(f"{self._seed}/{scope.path}")
+        return rng
+
+    # ---- branches ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def branch(self, name: str) -> Iterator[None]:
+        """Name the scope of what is called within: for work whose order of creation is not always the same."""
+        token = here.set(Here(self, self._scope().child(name)))
+        try:
+            yield
+        finally:
+            here.reset(token)
+
+    async def first(self, *awaitables: Coroutine[Any, Any, R]) -> tuple[int, R]:
+        """Return (which, result) of the one that is done first, and cancel the others. Which one it was is recorded."""
+        choice = self._choose(awaitables)
+        try:
+            async for which, task in choice:
+                return which, task.result()
+        finally:
+            await choice.aclose()
+        raise UsageError("traj.first needs something to wait for")
+
+    async def as_completed(self, *awaitables: Coroutine[Any, Any, R]) -> AsyncIterator[tuple[int, R]]:
+        """Yield (which, result) in the order in which they are done, which is recorded."""
+        choice = self._choose(awaitables)
+        try:
+            async for which, task in choice:
+                yield which, task.result()
+        finally:
+            await choice.aclose()
+
+    async def _choose(
+        self, awaitables: tuple[Coroutine[Any, Any, R], ...]
+    ) -> AsyncGenerator[tuple[int, asyncio.Task[R]], None]:
+        at = self._scope()
+        scopes = [at.child("choice") for _ in awaitables]
+        tasks = [self._start(awaitable, scope) for awaitable, scope in zip(awaitables, scopes, strict=True)]
+        left = set(range(len(tasks)))
+        try:
+            while left:
+                which = await self._next_done(at.next_call(), tasks, left)
+                left.remove(which)
+                yield which, tasks[which]
+        finally:
+            for which in left:
+                tasks[which].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for which in left:
+                self._past.forget_under(scopes[which].path)
+
+    def _start(self, awaitable: Coroutine[Any, Any, R], scope: Scope) -> asyncio.Task[R]:
+        token = here.set(Here(self, scope))
+        try:
+            return asyncio.create_task(awaitable)
+        finally:
+            here.reset(token)
+
+    async def _next_done(self, path: str, tasks: list[asyncio.Task[R]], left: set[int]) -> int:
+        if (recorded := self._past.take(path, "choice", "", None)) is not None:
+            which = int(recorded.head.order[0])
+            await asyncio.wait([tasks[which]])
+            return which
+        await asyncio.wait([tasks[which] for which in left], return_when=asyncio.FIRST_COMPLETED)
+        which = min(which for which in left if tasks[which].done())
+        await self._put(records.Chosen, path=path, name="choice", order=[str(which)])
+        return which
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def finish(self, result: Any) -> None:
+        """Set the result with which the trajectory completes when its block ends. A number is its reward too."""
+        self._result = result
+
+    async def end(self, status: records.OutcomeStatus, error: Exception | None) -> Outcome:
+        """Write the outcome. It counts once it is accepted."""
+        if error is None:
+            self._check_that_all_is_read()
+            outcome = Outcome(status, self._result, _reward_of(self._result))
+            values = {"result": {"value": self._result}}
+        else:
+            outcome = Outcome(status, cause=cause_of(error), error=described(error))
+            values = {"error": outcome.error}
+        about: dict[str, Any] = {
+            "status": status,
+            "cause": outcome.cause,
+            "reward": outcome.reward,
+            "unix_s": time.time(),
+        }
+        await self._put(records.Outcome, values=values, **about)
+        return outcome
+
+    def _check_that_all_is_read(self) -> None:
+        if unread := list(self._past.unread()):
+            first = unread[0]
+            raise DivergenceError(
+                f"the rollout returned, and {len(unread)} recorded step(s) were not called again, the first of them "
+                f"{first.path}, {first.name}. {WHAT_TO_DO}"
+            )
+
+    async def accept(self, outcome: Outcome) -> None:
+        """Let the outcome stand, whatever comes later."""
+        await self._put(records.Accepted, unix_s=time.time())
+        self.outcome = outcome
+
+    async def park(self, reason: str, error: Exception) -> None:
+        """Say that it waits for somebody's decision, and why."""
+        await self._put(records.Parked, reason=reason, values={"detail": described(error)}, unix_s=time.time())
+
+
+_OURS = (EncodeError, SupersededError, DivergenceError, UsageError)
+
+
+def current() -> Trajectory | None:
+    """Return the trajectory that this code runs in; None outside of any, and inside a step."""
+    at = here.get()
+    return None if at is None or at.in_step else at.trajectory
+
+
+def _reward_of(result: Any) -> float | None:
+    return float(result) if isinstance(result, (int, float)) and not isinstance(result, bool) else None
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """Return an error as it is recorded: what people read of it, and the error itself."""
+    return {
+        "type": type(error).__qualname__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "exception": error,
+    }
