@@ -310,8 +310,10 @@ class Resampled(StepRecord, kw_only=True, tag="resampled"):
     """The step at `path` and what followed it do not count: it is called again (rewind, truncate)."""
 
     reason: str
-    back_to: int
-    """The `seq` before which everything still counts."""
+    back_to: Point
+    """The first record of the story that does not count any more. Nor does what follows it, up to this one."""
+    kept: list[Point] = []
+    """Those among them that count all the same: other branches' steps, which were replayed before this."""
     unix_s: float
 
 
@@ -411,4 +413,5 @@ class Envelope(msgspec.Struct):
     fork_of: str | None = None
     status: str = ""
     reason: str = ""
-    back_to: int = -1
+    back_to: Point | None = None
+    kept: list[Point] = []

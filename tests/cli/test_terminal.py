@@ -15,7 +15,7 @@ from rolltape import records
 from rolltape.cli.text import cells, is_plain
 from rolltape.journal import AttemptLog, open_writer
 from rolltape.store import LocalStore
-from tests.cli.support import COLORS, COMMAND, HANG_S, Terminal, environment, on_terminal, rolltape
+from tests.cli.support import COLORS, COMMAND, HANG_S, Terminal, environment, hear_control_c, on_terminal, rolltape
 
 SHOWN = [["ls"], ["show", "kyoto#0"], ["tail"], ["stats", "--steps"], ["verify"], ["index"], ["compress"]]
 QUICK = [["ls"], ["show", "kyoto#0"], ["tail"]]
@@ -91,7 +91,8 @@ def following() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     children: list[subprocess.Popen[bytes]] = []
 
     def start(*argv: str) -> subprocess.Popen[bytes]:
-        children.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        children.append(subprocess.Popen(argv, **pipes, env=environment(), preexec_fn=hear_control_c))
         return children[-1]
 
     yield start

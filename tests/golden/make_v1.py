@@ -112,8 +112,8 @@ def make(root: Path) -> dict[str, Any]:
         "lines": lines,
         "stories": {
             "q1#0": {
-                "counts": [*([1, 1, seq] for seq in range(16)), *([2, 2, seq] for seq in range(3))],
-                "stale": [[1, 1, 16], [1, 1, 17]],
+                "counts": [*([1, 1, seq] for seq in range(16) if seq != 13), *([2, 2, seq] for seq in range(3))],
+                "stale": [[1, 1, 13], [1, 1, 16], [1, 1, 17]],
                 "accepted": False,
             },
             "q1@3#1": {"counts": [[1, 1, seq] for seq in range(5)], "stale": [], "accepted": True},
@@ -200,7 +200,11 @@ def _first_segment(root: Path) -> Segment:
             ordinals=raw({"": 8}), unix_s=NOW,
         )
     )  # fmt: skip
-    s.add(r.Resampled(**id, seq=14, path="0", name="sample", reason="truncate", back_to=13, unix_s=NOW))
+    s.add(
+        r.Resampled(
+            **id, seq=14, path="0", name="sample", reason="truncate", back_to=(1, 1, 12), kept=[(1, 1, 12)], unix_s=NOW
+        )
+    )  # fmt: skip
     s.add(r.Kept(**id, seq=15, path="8", name="note", kind="text", value=raw({"value": 'line\u2028 "quoted" \\ \n'})))
     s.seal()
     s.write()

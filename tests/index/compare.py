@@ -96,7 +96,7 @@ def told(reader: Reader, key: str, lineage: Lineage[Place]) -> dict[str, Any]:
     lines = [msgspec.json.decode(reader.line_at(*entry.place).raw) for entry in story.entries]
     types = [line["type"] for line in lines]
     outcome: dict[str, Any] = next((line for line in reversed(lines) if line["type"] == "outcome"), {})
-    decided = [type for type in types if type in ("parked", "resolved")]
+    decided = [type for type in types if type in ("parked", "resolved", "attempt")]
     status = "parked" if decided and decided[-1] == "parked" else "unresolved"
     parked = next((line for line in reversed(lines) if line["type"] == "parked"), {}) if status == "parked" else {}
     if not story.accepted:

@@ -291,7 +291,7 @@ def words_of(record: records.Record) -> str:
             return f"{record.path}  came first: {', '.join(record.order)}"
         case records.Resampled():
             return (
-                f"{record.path}  called again ({record.reason}): what came after record {record.back_to} does not count"
+                f"{record.path}  called again ({record.reason}): what was recorded from here on before does not count"
             )
         case records.ResourceOpening():
             return f"{record.path}  opening {record.name} {record.id} ({record.recovery})"

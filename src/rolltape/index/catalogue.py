@@ -20,7 +20,7 @@ from rolltape.index.marks import Mark, SegmentId, pack, unpack
 from rolltape.index.rows import Row
 from rolltape.journal import Damage
 
-VERSION = 1
+VERSION = 2
 """Of these tables and of everything packed in them. Another one is built again."""
 
 QUIET_S = 60.0

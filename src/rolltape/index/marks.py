@@ -55,6 +55,8 @@ class Fact(msgspec.Struct, omit_defaults=True, frozen=True):
     cause: str | None = None
     reward: float | None = None
     error: str = ""
+    back_to: Point | None = None
+    kept: tuple[Point, ...] = ()
 
 
 class Mark(NamedTuple):
@@ -109,6 +111,8 @@ def _fact_of(fields: _Fields) -> Fact | None:
         case "outcome":
             reward = fields.reward
             return Fact(status=fields.status, cause=fields.cause, reward=reward, error=first_line(fields.error))
+        case "resampled":
+            return Fact(back_to=fields.back_to, kept=tuple(fields.kept))
         case "parked":
             return Fact(error=fields.reason[:ERROR_CHARACTERS_MAX])
     return None
@@ -170,7 +174,8 @@ def lineage_of(key: str, parts: Mapping[SegmentId, Iterable[Mark]]) -> Lineage[M
                 epoch,
                 mark.attempt,
                 mark.seq,
-                None if fact is None else fact.continues,
             )
+            if fact is not None:
+                envelope.continues, envelope.back_to, envelope.kept = fact.continues, fact.back_to, list(fact.kept)
             lineage.add(envelope, Marked(Place(epoch, segment, mark.offset, mark.size), mark))
     return lineage

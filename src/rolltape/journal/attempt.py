@@ -39,6 +39,7 @@ class AttemptLog:
         self, writer: Writer, key: str, attempt: int, *, memory: Memory | None = None, redactor: Redactor = DEFAULT
     ) -> None:
         self.key = key
+        self.epoch = writer.epoch
         self.attempt = attempt
         self.memory = memory or Memory()
         """What the trajectory has recorded so far, which new values refer to instead of repeating it."""
@@ -47,10 +48,6 @@ class AttemptLog:
         """Why nothing more can be written: set by the writer when a record of this attempt failed."""
         self.next_seq = 0
         self._writer = writer
-
-    @property
-    def epoch(self) -> int:
-        return self._writer.epoch
 
     async def take(self) -> None:
         """Say that this attempt is about to begin. On disk when it returns; changes no reading."""
@@ -64,22 +61,16 @@ class AttemptLog:
         """Write the attempt's first record: from now on it is the newest, and continues exactly that point."""
         await self.append(records.Attempt, continues=continues, unix_s=time.time(), **fields)
 
-    async def append(
-        self,
-        kind: type[records.InOrder],
-        /,
-        *,
-        values: Values = _NO_VALUES,
-        blobs: Mapping[str, bytes] | None = None,
-        **fields: Any,
-    ) -> None:
-        """Write the next record, waiting for room first; return when it is on disk."""
-        await self.room()
-        await self.put(kind, values=values, blobs=blobs, **fields)
+    async def append(self, kind: type[records.InOrder], /, **fields: Any) -> None:
+        """Write the next record, waiting for room first; return when it is on disk. Takes what `put` takes."""
+        if (port := self._writer.port()).full:
+            await port.room()
+        await self.put(kind, **fields)
 
     async def room(self) -> None:
         """Return when the queue has room. A record put right after it keeps what waits within its bound."""
-        await self._writer.port().room()
+        if (port := self._writer.port()).full:
+            await port.room()
 
     def put(
         self,
@@ -99,22 +90,22 @@ class AttemptLog:
         `blobs` are the pack values of fields that are encoded already. If this raises (what can't be encoded, a limit,
         a closed journal), nothing was queued and the number is still free.
         """
-        packed = dict(blobs or {})
+        packed = dict(blobs) if blobs else None
         notes = []
         for field, value in values.items():
             text = encode(value, where=f"/{field}", redact=self.redactor, memory=self.memory, returns=returns)
-            fields[field] = Raw(text.json)
-            packed.update(text.blobs)
-            notes.append(text.notes)
+            encoded = {**encoded, field: text} if encoded else {field: text}
         for field, text in encoded.items():
             fields[field] = Raw(text.json)
-            packed.update(text.blobs)
             notes.append(text.notes)
-        record = kind(**self._id(), seq=self.next_seq, **fields)
-        future = self._writer.put(fmt.encode_record(record), packed or None, log=self, sync=kind.durable)
+            if text.blobs:
+                packed = {**packed, **text.blobs} if packed else text.blobs
+        fields["key"], fields["epoch"], fields["attempt"] = self.key, self.epoch, self.attempt
+        fields["seq"] = seq = self.next_seq
+        future = self._writer.put(fmt.encode_record(kind(**fields)), packed, log=self, sync=kind.durable)
         if notes:
-            self.memory.commit((self._writer.epoch, self.attempt, self.next_seq), *notes)
-        self.next_seq += 1
+            self.memory.commit((self.epoch, self.attempt, seq), *notes)
+        self.next_seq = seq + 1
         return future
 
     async def _outside(self, record: records.OfTrajectory) -> None:
@@ -122,7 +113,7 @@ class AttemptLog:
         await self._writer.put(fmt.encode_record(record), log=self, sync=record.durable)
 
     def _id(self) -> dict[str, Any]:
-        return {"key": self.key, "epoch": self._writer.epoch, "attempt": self.attempt}
+        return {"key": self.key, "epoch": self.epoch, "attempt": self.attempt}
 
 
 def rely_on(store: Store, places: Iterable[tuple[int, int]]) -> None:

@@ -6,6 +6,8 @@ they were written or read:
 - The newest attempt is the one with the highest (epoch, attempt). An accepted outcome stands whatever comes later: if
   there is one, the attempt that has it counts (the lowest, should a misjudged process have left two).
 - Its story is its own records, before them those of the attempt that it continues up to the point named, and so on.
+- What a `resampled` record of the story takes back does not count: from the record that it names on, up to itself, but
+  for the records that it keeps and those that begin an attempt.
 - Everything else of the trajectory is stale: kept, shown, never believed.
 - `seq` has no gaps. A gap, or a named point that is not there, is damage: the trajectory must not be run on from it.
 - A take without an attempt changes no reading.
@@ -114,7 +116,7 @@ class Lineage(Generic[P]):
         parts: list[list[Entry[P]]] = []
         for attempt, upto in self._chain(counts, gaps):
             parts.append(self._part(attempt, upto, gaps))
-        entries = [entry for part in reversed(parts) for entry in part]
+        entries = _without_resampled([entry for part in reversed(parts) for entry in part])
         believed = {entry.point for entry in entries}
         stale = sorted(
             (e for a in self.attempts.values() for e in a.entries.values() if e.point not in believed),
@@ -155,3 +157,15 @@ class Lineage(Generic[P]):
                 gaps.append(f"{what} missing in attempt {attempt.id[1]} of epoch {attempt.id[0]}")
             expected = seq + 1
         return part
+
+
+def _without_resampled(entries: list[Entry[P]]) -> list[Entry[P]]:
+    """Take out what later records of the story take back."""
+    counted: list[Entry[P]] = []
+    for entry in entries:
+        if (back_to := entry.envelope.back_to) is not None:
+            start = next((n for n, before in enumerate(counted) if before.point == back_to), len(counted))
+            kept = {tuple(point) for point in entry.envelope.kept}
+            counted[start:] = [e for e in counted[start:] if e.envelope.type == "attempt" or e.point in kept]
+        counted.append(entry)
+    return counted

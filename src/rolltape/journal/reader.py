@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from rolltape.store import Store
 
 CHUNK_BYTES = 1 << 20
+
+GAP_BYTES_MAX = 16 << 10
+"""Reading so much for nothing is as quick as a read of its own."""
 
 SEARCH_BYTES_MAX = 256 << 20
 """How much is checked in looking for a sound line inside a bad part, so that no file can make reading it quadratic."""
@@ -324,6 +327,24 @@ class Reader:
             at = end
         return 0
 
+    def lines_at(self, places: Sequence[tuple[int, int, int, int]]) -> list[Line]:
+        """Read lines whose (epoch, segment, offset, size) are known, in that order; near ones with one read."""
+        found: dict[tuple[int, int, int, int], Line] = {}
+        for near in _near(sorted(set(places))):
+            epoch, segment, start, _ = near[0]
+            end = near[-1][2] + near[-1][3]
+            try:
+                data = self.store.read(fmt.segment_name(epoch, segment), start, end)
+            except OSError:
+                data = b""  # one by one, the one that can't be read says so
+            seed = fmt.file_seed(fmt.segment_identity(self.run, epoch, segment))
+            for place in near:
+                offset, size = place[2:]
+                raw = data[offset - start : offset - start + size]
+                sound = len(raw) == size and fmt.is_sound(raw, seed, offset)
+                found[place] = Line(epoch, segment, offset, raw) if sound else self.line_at(*place)
+        return [found[place] for place in places]
+
     def line_at(self, epoch: int, segment: int, offset: int, size: int) -> Line:
         """Read one line whose place is known. DamagedError: it is not there as it was written."""
         name = fmt.segment_name(epoch, segment)
@@ -390,6 +411,21 @@ class Follower:
         if name not in self._unreadable:
             self._unreadable.add(name)
             self._on_damage(unreadable(name, error))
+
+
+def _near(places: list[tuple[int, int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:
+    """Cut sorted places into runs that one read covers without much between them."""
+    run: list[tuple[int, int, int, int]] = []
+    for place in places:
+        if run:
+            epoch, segment, offset, size = run[-1]
+            far = place[2] - (offset + size) > GAP_BYTES_MAX or place[2] - run[0][2] > CHUNK_BYTES
+            if far or place[:2] != (epoch, segment):
+                yield run
+                run = []
+        run.append(place)
+    if run:
+        yield run
 
 
 def unreadable(name: str, error: OSError, at: int = 0) -> Damage:

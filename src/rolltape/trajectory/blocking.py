@@ -2,22 +2,25 @@
 
 The trajectory itself lives on the run's own loop, in a thread of its own. A function that is called as a step runs
 where `call` was called, so that what is bound to a thread (sync Playwright, SQLite connections) works. Nothing can stop
-such a function before it returns: a step's `timeout_s` is looked at when it does.
+such a function before it returns: a step's `timeout_s` is looked at when it does, and a next try begins after that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 import uuid
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from rolltape.trajectory.scope import Here, here
-from rolltape.trajectory.step import Moved, step_of
+from rolltape.errors import JournalClosed, UsageError
+from rolltape.trajectory.scope import Here, here, leave
+from rolltape.trajectory.step import AnyStep, Moved, step_of
 from rolltape.trajectory.trajectory import Outcome, Trajectory
 
 P = ParamSpec("P")
@@ -29,41 +32,98 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._closed = False
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="rolltape-loop", daemon=True)
-                self._thread.start()
-            return self._loop
+    def start(self, coroutine: Coroutine[Any, Any, R]) -> Future[Ended[R]]:
+        """Run `coroutine` there. JournalClosed: the thread has ended, or is another process's."""
+        try:
+            loop = self._running()
+        except BaseException:
+            coroutine.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(_ended(coroutine), loop)
 
     def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Run `coroutine` there, and return its result here."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+        return value_of(self.start(coroutine))
 
     def close(self) -> None:
+        """Cancel what runs there, and end the thread."""
         with self._lock:
+            self._closed = True
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
-        if loop is not None and thread is not None:
+        if loop is not None and thread is not None and os.getpid() == self._pid:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
-            loop.close()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        if os.getpid() != self._pid:
+            raise JournalClosed("the run belongs to the process that this one was forked from: open it again here")
+        if threading.current_thread() is self._thread:
+            raise UsageError("this code runs on the trajectory's own event loop, which would wait for itself")
+        with self._lock:
+            if self._closed:
+                raise JournalClosed("the run is closed")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_serve, args=[self._loop], name="rolltape-loop", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    with asyncio.Runner(loop_factory=lambda: loop):  # it cancels what is left, and closes the loop
+        loop.run_forever()
+
+
+class Ended(Generic[R]):
+    """How a coroutine ended. In a Future some exceptions would be replaced by others, and StopIteration be refused."""
+
+    def __init__(self, value: Any, error: BaseException | None = None) -> None:
+        self._value: R = value
+        self._error = error
+
+    def value(self) -> R:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+async def _ended(coroutine: Coroutine[Any, Any, R]) -> Ended[R]:
+    try:
+        return Ended(await coroutine)
+    except Exception as error:
+        return Ended(None, error)
+
+
+def value_of(future: Future[Ended[R]]) -> R:
+    """Wait for what `LoopThread.start` began. Whatever interrupts the wait cancels it."""
+    try:
+        return future.result().value()
+    except CancelledError:
+        raise JournalClosed("the run was closed before this call had ended") from None
+    finally:
+        future.cancel()
 
 
 class BlockingTrajectory:
-    """What `with run.trajectory(…) as traj` gives. Every method is the trajectory's own, without `await`."""
+    """What `with run.trajectory(…) as traj` gives. Every method is the trajectory's own, without `await`.
+
+    Other threads than the one that opened it make their calls inside `with traj.branch(name)`, each with its own name.
+    """
 
     def __init__(self, trajectory: Trajectory, thread: LoopThread) -> None:
         self._trajectory = trajectory
         self._thread = thread
+        self._branching = threading.Lock()
         self.key = trajectory.key
         self.task, self.visit, self.sample = trajectory.task, trajectory.visit, trajectory.sample
         self.attempt = trajectory.attempt
+        trajectory.home.blocking = self
 
     def __repr__(self) -> str:
         return f"<BlockingTrajectory {self.key}, attempt {self.attempt}>"
@@ -77,31 +137,28 @@ class BlockingTrajectory:
         step = step_of(function)
         at = here.get()
         if at is not None and at.in_step:
-            value: R = step.function(*args, **kwargs)
-            return value
+            result: R = step.function(*args, **kwargs)
+            return result
         if step.is_async:
-            result: R = self._thread.run(self._awaited(at, step, args, kwargs))
+            result = self._thread.run(self._awaited(self._place(), step, args, kwargs))
             return result
         inbox: SimpleQueue[_Handed | None] = SimpleQueue()
-
-        async def hand_over(*args: Any, **kwargs: Any) -> Any:
-            handed = _Handed(args, kwargs, asyncio.get_running_loop())
-            inbox.put(handed)
-            return await handed.future
-
-        moved = Moved(step, hand_over)
-        called: Future[R] = asyncio.run_coroutine_threadsafe(self._awaited(at, moved, args, kwargs), self._thread.loop)
+        moved = Moved(step, _HandOver(inbox))
+        called = self._thread.start(self._awaited(self._place(), moved, args, kwargs))
         called.add_done_callback(lambda _: inbox.put(None))
-        while (handed := inbox.get()) is not None:
-            handed.run(step.function, Here(self._trajectory, self._trajectory.root, in_step=True))
-        return called.result()
-
-    async def _awaited(self, at: Here | None, step: Any, args: Any, kwargs: Any) -> Any:
-        token = here.set(None if at is None else Here(self._trajectory, at.scope))
+        inside = Here(self._trajectory, self._trajectory.root, in_step=True)
         try:
-            return await self._trajectory.call(step, *args, **kwargs)
-        finally:
-            here.reset(token)
+            while (handed := inbox.get()) is not None:
+                handed.run(step.function, inside)
+        except BaseException:
+            called.cancel()
+            raise
+        result = value_of(called)
+        return result
+
+    async def _awaited(self, place: Here, step: AnyStep, args: Any, kwargs: Any) -> Any:
+        here.set(place)
+        return await self._trajectory.call(step.function if isinstance(step, Plain) else step, *args, **kwargs)
 
     def finish(self, result: Any) -> None:
         self._trajectory.finish(result)
@@ -119,48 +176,12 @@ class BlockingTrajectory:
     def rng(self) -> random.Random:
         return self._trajectory.rng
 
-    def branch(self, name: str) -> Any:
-        return self._trajectory.branch(name)
-
-    def _on_loop(self, function: Callable[[], R]) -> R:
-        at = here.get()
-
-        async def call() -> R:
-            token = here.set(at)
-            try:
-                return function()
-            finally:
-                here.reset(token)
-
-        return self._thread.run(call())
-
-
-class _Handed:
-    """One call on its way to the thread that wants it."""
-
-    def __init__(self, args: Any, kwargs: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self.args, self.kwargs = args, kwargs
-        self.loop = loop
-        self.future: asyncio.Future[Any] = loop.create_future()
-
-    def run(self, function: Callable[..., Any], at: Here) -> None:
-        token = here.set(at)
+    @contextmanager
+    def branch(self, name: str) -> Iterator[None]:
+        branch = self._trajectory.branch(name)
+        with self._branching:
+            branch.__enter__()
         try:
-            value = function(*self.args, **self.kwargs)
-        except Exception as error:
-            self.loop.call_soon_threadsafe(self._settle, None, error)
-        except BaseException as error:
-            self.loop.call_soon_threadsafe(self.future.cancel)
-            raise error
-        else:
-            self.loop.call_soon_threadsafe(self._settle, value, None)
+            yield
         finally:
-            here.reset(token)
-
-    def _settle(self, value: Any, error: Exception | None) -> None:
-        if self.future.done():
-            return
-        if error is None:
-            self.future.set_result(value)
-        else:
-            self.future.set_exception(error)
+            branch.__exit__(None, None, None)

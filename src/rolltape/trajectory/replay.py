@@ -27,7 +27,6 @@ class Head(msgspec.Struct):
     name: str = ""
     fingerprint: str = ""
     tries: int = 0
-    back_to: int = -1
     call: msgspec.Raw = NOTHING
     result: msgspec.Raw = NOTHING
     error: msgspec.Raw = NOTHING
@@ -55,32 +54,29 @@ class Past:
     def __init__(self, lines: Iterable[Line], values: Callable[[], StoryValues]) -> None:
         self._values = values
         self._ends: dict[str, Recorded] = {}
+        self._order: list[Point] = []
         self._tries: dict[str, int] = {}
         last: Recorded | None = None
         for line in lines:
             recorded = Recorded(line, _heads.decode(line.raw))
             head = recorded.head
             if head.type in _ENDS:
-                self._ends[head.path] = recorded
+                last = self._ends[head.path] = recorded
+                self._order.append(head.point)
                 self._tries.pop(head.path, None)
-                last = recorded
             elif head.type == "retry":
                 self._tries[head.path] = head.tries
                 if (failed := self._ends.get(head.path)) is not None and failed.head.type == "failed":
                     del self._ends[head.path]  # it was decided to call it again
-            elif head.type == "resampled":
-                self._forget_from(head)
         if last is not None and last.head.type == "failed" and self._ends.get(last.head.path) is last:
             del self._ends[last.head.path]  # nobody went on from it: it is called again
 
-    def _forget_from(self, cut: Head) -> None:
-        dropped = [
-            path
-            for path, (_, head) in self._ends.items()
-            if head.point[:2] == cut.point[:2] and head.seq >= cut.back_to
-        ]
-        for path in dropped:
-            del self._ends[path]
+    def drop(self) -> tuple[Point, list[Point]]:
+        """Forget what no call has read. Returns the first of it, and what was read of what was recorded after that."""
+        unread = {recorded.head.point for recorded in self._ends.values()}
+        self._ends.clear()
+        first = next(n for n, point in enumerate(self._order) if point in unread)
+        return self._order[first], [point for point in self._order[first:] if point not in unread]
 
     def __bool__(self) -> bool:
         return bool(self._ends)

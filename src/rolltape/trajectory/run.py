@@ -38,9 +38,9 @@ from rolltape.store import LocalStore
 from rolltape.trajectory import scope
 from rolltape.trajectory.blocking import BlockingTrajectory, LoopThread
 from rolltape.trajectory.replay import Past
-from rolltape.trajectory.scope import Here, here
+from rolltape.trajectory.scope import here, leave
 from rolltape.trajectory.taking import Sight, World
-from rolltape.trajectory.trajectory import Outcome, Trajectory
+from rolltape.trajectory.trajectory import OnDivergence, Outcome, Trajectory
 
 logger = logging.getLogger("rolltape.run")
 
@@ -107,8 +107,13 @@ class Run:
 
     # ---- trajectories ------------------------------------------------------------------------------------------------
 
-    def trajectory(self, task: str, *, visit: int = 0, sample: int | None = None) -> _Opening:
+    def trajectory(
+        self, task: str, *, visit: int = 0, sample: int | None = None, on_divergence: OnDivergence = "park"
+    ) -> _Opening:
         """Open one trajectory, new or unresolved, by task, visit and sample, or by its whole key.
+
+        on_divergence  "park": where the rollout calls something else than was recorded, DivergenceError, and it waits
+                       for somebody's decision. "truncate": what was recorded from there on is dropped, and called anew
 
         An async context manager. Leaving it normally completes the trajectory with the result that `finish` was given;
         an exception fails it; a cancellation leaves it unresolved. Where it had ended before, `outcome` is set.
@@ -117,7 +122,7 @@ class Run:
             key = task
         else:
             key = f"{task}@{visit}#{sample or 0}" if visit else f"{task}#{sample or 0}"
-        return _Opening(self, key, task, visit, sample or 0)
+        return _Opening(self, key, task, visit, sample or 0, on_divergence)
 
     # ---- taking ------------------------------------------------------------------------------------------------------
 
@@ -181,7 +186,7 @@ class Run:
                 self._writers.append(writer)
             return self._writers[-1]
 
-    async def open(self, key: str, task: str, visit: int, sample: int) -> Trajectory:
+    async def open(self, key: str, task: str, visit: int, sample: int, on_divergence: OnDivergence) -> Trajectory:
         with self._lock:
             if key in self._busy:
                 raise InUseError(f"{key} is open in this process already")
@@ -199,6 +204,7 @@ class Run:
                 seed=seed,
                 threads=self._threads,
                 checked=self._checked,
+                on_divergence=on_divergence,
                 outcome=outcome,
             )
             if outcome is None:
@@ -213,7 +219,7 @@ class Run:
             self._busy.discard(key)
 
     def _past(self, story: Story[Marked]) -> tuple[Past, Outcome | None]:
-        lines = [self._reader.line_at(*entry.place.place) for entry in story.entries]
+        lines = self._reader.lines_at([entry.place.place for entry in story.entries])
         by_point = {entry.point: line for entry, line in zip(story.entries, lines, strict=True)}
         values = StoryValues(self._reader, by_point.get)
         past = Past(lines, lambda: values)
@@ -246,21 +252,21 @@ class Run:
 class _Opening:
     """`async with run.trajectory(…) as traj`, or `with` in code without an event loop."""
 
-    def __init__(self, run: Run, key: str, task: str, visit: int, sample: int) -> None:
+    def __init__(self, run: Run, key: str, task: str, visit: int, sample: int, on_divergence: OnDivergence) -> None:
         self._run = run
-        self._identity = (key, task, visit, sample)
+        self._identity = (key, task, visit, sample, on_divergence)
         self._trajectory: Trajectory
 
     async def __aenter__(self) -> Trajectory:
         self._trajectory = await self._run.open(*self._identity)
         scope.install(asyncio.get_running_loop())
-        self._token = here.set(Here(self._trajectory, self._trajectory.root))
+        self._token = here.set(self._trajectory.home)
         return self._trajectory
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        here.reset(self._token)
+        leave(self._token)
         scope.uninstall(asyncio.get_running_loop())
         await self._leave(error)
 
@@ -269,11 +275,11 @@ class _Opening:
             raise UsageError("inside an event loop write `async with run.trajectory(…)`")
         self._trajectory = self._run.loop_thread.run(self._run.open(*self._identity))
         blocking = BlockingTrajectory(self._trajectory, self._run.loop_thread)
-        self._token = here.set(Here(self._trajectory, self._trajectory.root, blocking=blocking))
+        self._token = here.set(self._trajectory.home)
         return blocking
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        here.reset(self._token)
+        leave(self._token)
         self._run.loop_thread.run(self._leave(error))
 
     async def _leave(self, error: BaseException | None) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 from rolltape.errors import UsageError
@@ -44,10 +47,12 @@ class Scope:
             self._keys.add(place)
         return f"{self.path}/{place}" if self.path else place
 
-    def child(self, name: str) -> Scope:
-        """Return the scope of the next task, or branch, of this name."""
+    def child(self, name: str, *, only: bool = False) -> Scope:
+        """Return the scope of the next task, or branch, of this name. `only`: UsageError if there was one."""
         name = _escaped(name)
         number = self._children.get(name, 0)
+        if only and number:
+            raise UsageError(f"several tasks or threads have a branch({name!r}) here: give each its own name")
         self._children[name] = number + 1
         path = f"{name}.{number}"
         return Scope(f"{self.path}/{path}" if self.path else path)
@@ -60,7 +65,7 @@ def _escaped(name: str) -> str:
 class Here:
     """What a task knows of where it stands."""
 
-    __slots__ = ("blocking", "in_step", "scope", "trajectory")
+    __slots__ = ("_owner", "blocking", "in_step", "scope", "trajectory")
 
     def __init__(
         self, trajectory: Trajectory, scope: Scope, *, in_step: bool = False, blocking: BlockingTrajectory | None = None
@@ -71,9 +76,44 @@ class Here:
         """Inside a step's body: nothing is recorded."""
         self.blocking = blocking
         """In a thread without an event loop."""
+        self._owner: int | None = None
+
+    def own(self) -> Scope:
+        """Return the scope, for the first task, or thread, that asks. UsageError: another one did.
+
+        Which of two would be first is not the same every time, and each would get what the other was given.
+        """
+        asks = _who_asks()
+        if self._owner is None:
+            self._owner = asks
+        elif self._owner != asks:
+            where = f"in {self.scope.path}" if self.scope.path else "where the trajectory was opened"
+            raise UsageError(
+                f"two tasks or threads make calls of {self.trajectory.key} at one place, {where}: which of them is "
+                "first would decide what each gets after a crash. Give this one a place: `with traj.branch(name):`"
+            )
+        return self.scope
+
+    def branch(self, name: str, *, inside: bool) -> Scope:
+        """Return the scope of a branch. Whoever comes from elsewhere has no place among its namesakes."""
+        at_home = self._owner == _who_asks() or (inside and self._owner is None)
+        return self.scope.child(name, only=not at_home)
+
+
+def _who_asks() -> int:
+    try:
+        return id(asyncio.current_task())
+    except RuntimeError:
+        return threading.get_ident()
 
 
 here: ContextVar[Here | None] = ContextVar("rolltape", default=None)
+
+
+def leave(token: Token[Here | None]) -> None:
+    """Undo `here.set`. Where a generator is closed by another task than the one that ran it, nothing was set."""
+    with suppress(ValueError):
+        here.reset(token)
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -86,14 +126,17 @@ class TaskFactory:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.before: _Factory | None = loop.get_task_factory()
+        self.users = 0
+        """How many trajectories run in the loop. With none it only hands on: somebody may have chained to it."""
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any) -> Any:
         at = here.get()
-        if at is None or at.in_step or _is_helper_of_wait_for():
+        if at is None or at.in_step or not self.users:
             return self._make(loop, coroutine, options)
-        name = getattr(coroutine, "__qualname__", type(coroutine).__qualname__)
-        child = Here(at.trajectory, at.scope.child(name))
+        scope = at.scope if _is_helper_of_wait_for() else at.scope.child(_name_of(coroutine))
+        child = Here(at.trajectory, scope)
         if (context := options.get("context")) is not None:
+            # A copy: two tasks may be given one context, and stand at two places.
             options["context"] = context = context.copy()
             context.run(here.set, child)
             return self._make(loop, coroutine, options)
@@ -109,40 +152,50 @@ class TaskFactory:
         return asyncio.Task(coroutine, loop=loop, **options)
 
 
-_factories: dict[asyncio.AbstractEventLoop, tuple[TaskFactory, int]] = {}
-"""The task factory of each loop in which a trajectory runs, and how many do."""
+def _name_of(coroutine: Any) -> str:
+    name: str = getattr(coroutine, "__qualname__", None) or type(coroutine).__qualname__
+    return name.replace("<locals>.", "")
+
+
+_factories: dict[asyncio.AbstractEventLoop, TaskFactory] = {}
+"""The task factory of each loop in which a trajectory runs."""
 
 
 def install(loop: asyncio.AbstractEventLoop) -> None:
     """Give tasks of `loop` their scopes, until `uninstall` was called as often."""
-    factory, users = _factories.get(loop, (None, 0))
-    if factory is None:
-        factory = TaskFactory(loop)
+    if (factory := _factories.get(loop)) is None:
+        factory = _factories[loop] = TaskFactory(loop)
         loop.set_task_factory(cast(Any, factory))
-    _factories[loop] = (factory, users + 1)
+    factory.users += 1
 
 
 def uninstall(loop: asyncio.AbstractEventLoop) -> None:
     """Put back the factory that was there, unless somebody has chained to ours meanwhile."""
-    factory, users = _factories.pop(loop)
-    if users > 1:
-        _factories[loop] = (factory, users - 1)
-    elif cast(Any, loop.get_task_factory()) is factory:
-        loop.set_task_factory(factory.before)
+    factory = _factories[loop]
+    factory.users -= 1
+    if not factory.users:
+        del _factories[loop]
+        if cast(Any, loop.get_task_factory()) is factory:
+            loop.set_task_factory(factory.before)
 
 
 _WAIT_FOR = asyncio.wait_for.__code__
+_FRAMES = 12
+"""How many frames lie between `wait_for` and the task factory at most, with those of other factories."""
 
 
 def _is_helper_of_wait_for() -> bool:
-    """Say whether this task is the one that `wait_for` makes on Python 3.11: it stands where its caller does."""
-    if sys.version_info >= (3, 12):
-        return False
-    frame = sys._getframe(2)
-    for _ in range(4):
-        if frame.f_code is _WAIT_FOR:
-            return True
-        if frame.f_back is None:
+    """Say whether this is a task that `wait_for` makes for itself: it stands where its caller does.
+
+    On Python 3.11 it makes one for whatever has a timeout; since then only where none is left. Otherwise it awaits what
+    it is given in its own frame.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_FRAMES):
+        if frame is None:
             return False
+        if frame.f_code is _WAIT_FOR:
+            timeout_s = frame.f_locals["timeout"]
+            return timeout_s is not None and (sys.version_info < (3, 12) or timeout_s <= 0)
         frame = frame.f_back
     return False

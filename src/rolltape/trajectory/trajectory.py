@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import msgspec
 
@@ -25,10 +25,10 @@ from rolltape.errors import DivergenceError, EncodeError, SupersededError, Usage
 from rolltape.journal import AttemptLog
 from rolltape.trajectory.replay import WHAT_TO_DO, Past, Recorded
 from rolltape.trajectory.retry import cause_of, delivery_of
-from rolltape.trajectory.scope import Here, Scope, here
+from rolltape.trajectory.scope import Here, Scope, here, leave
 from rolltape.trajectory.step import AnyStep, step_of
 from rolltape.values import Encoded, decode, encode, learn
-from rolltape.values.fingerprint import difference, fingerprint
+from rolltape.values.fingerprint import difference, fingerprint, of_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,6 +37,10 @@ REPLAY_SLICE = 256
 """So many replayed calls run on before other tasks get a turn."""
 
 _UUIDS = uuid.UUID("6f1c0f0e-52a5-4c0e-9d0b-5f3a5d0c7e11")
+
+
+OnDivergence = Literal["park", "truncate"]
+"""What to do where the rollout calls something else than was recorded: park it, or drop the rest and go on live."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -88,6 +92,7 @@ class Trajectory:
         seed: str,
         threads: Executor,
         checked: set[str],
+        on_divergence: OnDivergence,
         outcome: Outcome | None,
     ) -> None:
         self.key = log.key
@@ -101,12 +106,16 @@ class Trajectory:
         self.replayed_calls = 0
         """Calls that returned what was recorded."""
         self.root = Scope()
+        self.home = Here(self, self.root)
+        """Where whoever stands nowhere else in it makes calls: the task that opened it."""
+        self._inside = Here(self, self.root, in_step=True)
         self.superseded: SupersededError | None = None
         """Set once somebody else is seen to have it: the next call raises it."""
         self._log = log
         self._past = past
         self._seed = seed
         self._threads = threads
+        self._on_divergence = on_divergence
         self._checked = checked
         """Functions that are known not to change their arguments."""
         self._cancelled: list[Call] = []
@@ -140,7 +149,7 @@ class Trajectory:
         at = here.get()
         if at is not None and at.in_step:
             return self._bare(step, args, kwargs)
-        scope = self.root if at is None or at.trajectory is not self else at.scope
+        scope = (self.home if at is None or at.trajectory is not self else at).own()
         return self._call(step, scope.next_call(step.policy.key), args, kwargs)
 
     async def _call(self, step: AnyStep, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,10 +158,22 @@ class Trajectory:
         told: dict[str, Any] = {"args": list(args), "kwargs": kwargs} if kwargs else {"args": list(args)}
         memory = self._log.memory
         encoded = encode(told, where="/call", memory=memory)
-        call = Call(path, step, args, kwargs, told, encoded, fingerprint(told, memory=memory))
-        if self._past and (recorded := self._past.take(path, step.name, call.fingerprint, told)) is not None:
+        call = Call(path, step, args, kwargs, told, encoded, of_arguments(told, encoded, memory=memory))
+        if self._past and (recorded := self._recorded(call)) is not None:
             return await self._replay(call, recorded)
         return await self._live(call)
+
+    def _recorded(self, call: Call) -> Recorded | None:
+        """Return what was recorded of this call; None if nothing was, or if what was is to be dropped."""
+        try:
+            return self._past.take(call.path, call.step.name, call.fingerprint, call.told)
+        except DivergenceError:
+            if self._on_divergence != "truncate":
+                raise
+        back_to, kept = self._past.drop()
+        names: dict[str, Any] = {"path": call.path, "name": call.step.name, "reason": "truncate"}
+        self._log.put(records.Resampled, **names, back_to=back_to, kept=kept, unix_s=time.time())
+        return None
 
     async def _replay(self, call: Call, recorded: Recorded) -> Any:
         self.replayed_calls += 1
@@ -170,55 +191,66 @@ class Trajectory:
 
     async def _live(self, call: Call) -> Any:
         self.live_calls += 1
-        policy = call.step.policy
+        step, policy = call.step, call.step.policy
+        before = None if step.name in self._checked else encode(call.told)
         tries = self._past.tries(call.path)
-        before = None if call.step.name in self._checked else encode(call.told)
-        while True:
-            started, start = time.time(), time.monotonic()
-            try:
-                value = await self._try(call)
-                took_s = time.monotonic() - start
-                self._check_arguments(call, before)
-                told = {"result": {"value": value}}
-                times: dict[str, Any] = {"unix_s": started, "took_s": took_s}
-                await self._put(records.Done, values=told, call=call, returns=policy.returns, **call.fields(), **times)
-                return value
-            except asyncio.CancelledError:
-                self._cancelled.append(call)
-                raise
-            except _OURS:
-                raise
-            except Exception as error:
-                # The one place where a step's own errors meet ours: they are recorded, and raised to the rollout.
-                tries += 1
-                wait_s = policy.retry.wait_s(tries, error)
-                if wait_s is None:
-                    await self._failed(call, error, started, time.monotonic() - start)
-                    raise
-                told = {"error": described(error)}
-                names: dict[str, Any] = {"path": call.path, "name": call.step.name}
-                await self._put(records.Retry, values=told, **names, tries=tries, wait_s=wait_s, unix_s=started)
-            await asyncio.sleep(wait_s)
+        try:
+            while True:
+                started, start = time.time(), time.monotonic()
+                try:
+                    value = await (
+                        self._bare(step, call.args, call.kwargs) if policy.timeout_s is None else self._try(call)
+                    )
+                    break
+                except Exception as error:
+                    # The one place where a step's own errors meet ours: they are recorded, and raised to the rollout.
+                    tries += 1
+                    wait_s = policy.retry.wait_s(tries, error)
+                    await self._failed(call, error, tries, wait_s, started, time.monotonic() - start)
+                    if wait_s is None:
+                        raise
+                await asyncio.sleep(wait_s)
+            took_s = time.monotonic() - start
+            self._check_arguments(call, before)
+            await self._put(
+                records.Done,
+                values={"result": {"value": value}},
+                returns=policy.returns,
+                encoded={"call": call.encoded},
+                path=call.path,
+                name=step.name,
+                kind=policy.kind,
+                fingerprint=call.fingerprint,
+                unix_s=started,
+                took_s=took_s,
+            )
+            return value
+        except asyncio.CancelledError:
+            self._cancelled.append(call)
+            raise
 
-    async def _failed(self, call: Call, error: Exception, unix_s: float, took_s: float) -> None:
+    async def _failed(
+        self, call: Call, error: Exception, tries: int, wait_s: float | None, unix_s: float, took_s: float
+    ) -> None:
         told = {"error": described(error)}
+        if wait_s is not None:
+            names: dict[str, Any] = {"path": call.path, "name": call.step.name}
+            return await self._put(records.Retry, values=told, **names, tries=tries, wait_s=wait_s, unix_s=unix_s)
         about: dict[str, Any] = {
             "cause": cause_of(error),
             "delivery": delivery_of(error),
             "unix_s": unix_s,
             "took_s": took_s,
         }
-        await self._put(records.Failed, values=told, call=call, **call.fields(), **about)
+        await self._put(records.Failed, values=told, encoded={"call": call.encoded}, **call.fields(), **about)
 
     async def _try(self, call: Call) -> Any:
-        if call.step.policy.timeout_s is None:
-            return await self._bare(call.step, call.args, call.kwargs)
         async with asyncio.timeout(call.step.policy.timeout_s):
             return await self._bare(call.step, call.args, call.kwargs)
 
     async def _bare(self, step: AnyStep, args: Any, kwargs: Any) -> Any:
         """Call a step's function. Nothing inside it is recorded."""
-        token = here.set(Here(self, self.root, in_step=True))
+        token = here.set(self._inside)
         try:
             if step.is_async:
                 return await step.function(*args, **kwargs)
@@ -227,7 +259,7 @@ class Trajectory:
             value = await loop.run_in_executor(self._threads, partial(context.run, step.function, *args, **kwargs))
             return await value if isinstance(value, Awaitable) else value
         finally:
-            here.reset(token)
+            leave(token)
 
     def _check_arguments(self, call: Call, before: Encoded | None) -> None:
         """Find out, once a function, whether it changes its arguments: its replay would not."""
@@ -248,15 +280,12 @@ class Trajectory:
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
-    async def _put(self, type: type[records.InOrder], /, *, call: Call | None = None, **fields: Any) -> None:
-        """Write the next record, and return when it is on disk."""
+    def _put(self, kind_: type[records.InOrder], /, **fields: Any) -> Awaitable[None]:
+        """Write the next record. Await what is returned: then it is on disk."""
         while self._cancelled:
-            cancelled = self._cancelled.pop(0)
-            encoded = {"call": cancelled.encoded}
-            self._log.put(records.Cancelled, encoded=encoded, **cancelled.fields(), unix_s=time.time())
-        if call is not None:
-            fields["encoded"] = {"call": call.encoded}
-        await self._log.append(type, **fields)
+            call = self._cancelled.pop(0)
+            self._log.put(records.Cancelled, encoded={"call": call.encoded}, **call.fields(), unix_s=time.time())
+        return self._log.append(kind_, **fields)
 
     def _keep(self, kind: str, make: Callable[[], Any]) -> Any:
         """Return what was recorded here, or make it and record it. The next step's wait includes it."""
@@ -270,11 +299,14 @@ class Trajectory:
 
     def _scope(self) -> Scope:
         at = here.get()
-        if at is None or at.trajectory is not self:
-            return self.root
-        if at.in_step:
+        return self._place()[0].own()
+
+    def _place(self) -> tuple[Here, bool]:
+        """Return where this code stands, and whether it is in the trajectory: else that is where it was opened."""
+        at = here.get()
+        if at is not None and at.in_step:
             raise UsageError("nothing is recorded inside a step: pass it what it needs as an argument")
-        return at.scope
+        return (self.home, False) if at is None or at.trajectory is not self else (at, True)
 
     def record(self, kind: str, value: R) -> R:
         """Keep `value`, and return it; after a crash, return what was kept here instead."""
@@ -303,11 +335,12 @@ class Trajectory:
     @contextmanager
     def branch(self, name: str) -> Iterator[None]:
         """Name the scope of what is called within: for work whose order of creation is not always the same."""
-        token = here.set(Here(self, self._scope().child(name)))
+        place, inside = self._place()
+        token = here.set(Here(self, place.branch(name, inside=inside), blocking=place.blocking))
         try:
             yield
         finally:
-            here.reset(token)
+            leave(token)
 
     async def first(self, *awaitables: Coroutine[Any, Any, R]) -> tuple[int, R]:
         """Return (which, result) of the one that is done first, and cancel the others. Which one it was is recorded."""
@@ -352,7 +385,7 @@ class Trajectory:
         try:
             return asyncio.create_task(awaitable)
         finally:
-            here.reset(token)
+            leave(token)
 
     async def _next_done(self, path: str, tasks: list[asyncio.Task[R]], left: set[int]) -> int:
         if (recorded := self._past.take(path, "choice", "", None)) is not None:
@@ -389,7 +422,7 @@ class Trajectory:
         return outcome
 
     def _check_that_all_is_read(self) -> None:
-        if unread := list(self._past.unread()):
+        if self._on_divergence == "park" and (unread := list(self._past.unread())):
             first = unread[0]
             raise DivergenceError(
                 f"the rollout returned, and {len(unread)} recorded step(s) were not called again, the first of them "
@@ -404,9 +437,6 @@ class Trajectory:
     async def park(self, reason: str, error: Exception) -> None:
         """Say that it waits for somebody's decision, and why."""
         await self._put(records.Parked, reason=reason, values={"detail": described(error)}, unix_s=time.time())
-
-
-_OURS = (EncodeError, SupersededError, DivergenceError, UsageError)
 
 
 def current() -> Trajectory | None:

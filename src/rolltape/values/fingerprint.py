@@ -24,6 +24,7 @@ from rolltape.values.pointer import Link
 from rolltape.values.redact import DEFAULT, Redactor
 
 if TYPE_CHECKING:
+    from rolltape.values.codec import Encoded
     from rolltape.values.history import Memory
 
 SHOWN_CHARS_MAX = 60
@@ -44,6 +45,18 @@ def fingerprint(value: Any, *, redact: Redactor = DEFAULT, memory: Memory | None
 
     _, text = written(value, lambda strict: Encoder("", redact, None, strict=strict, types=types, chain=chain))
     return blake2b(text, digest_size=16).hexdigest()
+
+
+def of_arguments(told: dict[str, Any], encoded: Encoded, *, memory: Memory | None, returns: Any = None) -> str:
+    """Return the fingerprint of a call's arguments, which `encoded` has already: nearly always that is their text."""
+    if "kwargs" not in told and b"$" not in encoded.json and all(map(_is_short, told["args"])):
+        return blake2b(encoded.json, digest_size=16).hexdigest()
+    return fingerprint(told, memory=memory, returns=returns)
+
+
+def _is_short(value: Any) -> bool:
+    kind = type(value)
+    return len(value) < STRING_CHARS_MIN if kind is str else kind in lists.SCALARS
 
 
 def difference(recorded: Any, now: Any, *, redact: Redactor = DEFAULT, returns: Any = None) -> str | None:
