@@ -26,6 +26,12 @@ def one(kind: str, id: Id, seq: int = -1) -> Envelope:
     return Envelope(type=kind, key="k#0", epoch=id[0], attempt=id[1], seq=seq)
 
 
+def taken_back(id: Id, seq: int, back_to: Point, *kept: Point) -> Envelope:
+    made = one("resampled", id, seq)
+    made.back_to, made.kept = back_to, list(kept)
+    return made
+
+
 def lineage_of(records: list[Envelope]) -> Lineage[int]:
     lineage: Lineage[int] = Lineage()
     for place, record in enumerate(records):
@@ -74,6 +80,24 @@ SOUND = {
         B,
         points(A, 0, 1) + points(B, 0, 1),
         points(A, 2, 3),
+    ),
+    "what a resampled record takes back does not count, and what follows it does": Case(
+        [begin(A), *done(A, 1, 2, 3), taken_back(A, 4, (*A, 2)), *done(A, 5)],
+        A,
+        points(A, 0, 1, 4, 5),
+        points(A, 2, 3),
+    ),
+    "it reaches into the attempt before, and keeps what it names and where attempts begin": Case(
+        [begin(A), *done(A, 1, 2, 3), begin(B, (*A, 3)), *done(B, 1), taken_back(B, 2, (*A, 2), (*A, 3)), *done(B, 3)],
+        B,
+        points(A, 0, 1, 3) + points(B, 0, 2, 3),
+        tuple(points(A, 2) + points(B, 1)),
+    ),
+    "one that is stale itself takes nothing back": Case(
+        [begin(A), *done(A, 1, 2), taken_back(A, 3, (*A, 1)), begin(B, (*A, 2)), *done(B, 1)],
+        B,
+        points(A, 0, 1, 2) + points(B, 0, 1),
+        points(A, 3),
     ),
     "a late outcome of the older attempt is as stale as a late step": Case(
         [begin(A), *done(A, 1), begin(B, (*A, 1)), one("outcome", A, 2)],
