@@ -17,27 +17,7 @@ from hypothesis import strategies as st
 
 from rolltape.store.protocol import FileSystem
 from rolltape.testing.disk import CrashDisk
-
-NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-
-
-def created(disk: CrashDisk, path: str, data: bytes = b"") -> int:
-    fd = disk.open(path, NEW, 0o600)
-    if data:
-        assert disk.write(fd, data) == len(data)
-    return fd
-
-
-def sync(disk: CrashDisk, path: str) -> None:
-    fd = disk.open(path, os.O_RDONLY)
-    try:
-        disk.fsync(fd)
-    finally:
-        disk.close(fd)
-
-
-def trees(disk: CrashDisk, limit: int | None = None, seed: int = 0) -> list[dict[str, bytes]]:
-    return [state.tree() for state in disk.crash_states(limit, seed)]
+from tests.testing.disks import NEW, created, sync, trees
 
 
 @contextlib.contextmanager
