@@ -36,6 +36,7 @@ imports: setup
 	.venv/bin/lint-imports
 
 bench: setup
+	-@scripts/rivals
 	@set -e; for benchmark in benchmarks/[!_]*.py; do echo "== $$benchmark"; $(python) "$$benchmark" $(BENCH_ARGS); done
 
 torture: setup

@@ -100,6 +100,8 @@ class Seal(Record, kw_only=True, tag="seal"):
 
     records: int
     pack_bytes: int = 0
+    closed: bool = False
+    """The epoch is closed too: its writer has ended, so nobody has to wait for its lease."""
     unix_s: float
 
 

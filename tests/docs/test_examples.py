@@ -116,3 +116,26 @@ def test_the_page_on_the_format_tells_a_sound_line_from_any_other(tmp_path):
         assert page["is_sound"](line.raw, identity, line.offset)
         assert not page["is_sound"](line.raw, identity, line.offset + 1)
         assert not page["is_sound"](line.raw.replace(b"e", b"f", 1), identity, line.offset)
+
+
+def shown_after(page: str) -> list[tuple[str, str]]:
+    """Each block of Python of a page, and the output that is shown right below it."""
+    text = (ROOT / page).read_text()
+    return re.findall(r"^```python\n((?:(?!```).*\n)*)```\n\n```\n((?:(?!```).*\n)*)```$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["docs/guide/rollouts.md", "docs/guide/resuming.md"])
+def test_the_guide_shows_what_its_examples_print(page, tmp_path):
+    """And the trajectory of the first one finishes without calling anything when it is run again."""
+    examples = shown_after(page)
+    assert examples
+    for code, output in examples:
+        assert run_python(code, tmp_path) == output
+
+
+def test_the_guide_on_resuming_shows_what_a_death_and_a_resume_print(tmp_path):
+    """The commands of the page, on its first example."""
+    (tmp_path / "squares.py").write_text(blocks("docs/guide/resuming.md", "python")[0])
+    for command, output in commands("docs/guide/resuming.md"):
+        printed = run_shell(command, tmp_path, half_lines=True)
+        assert printed == output if output else "broke off here" in printed

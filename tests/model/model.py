@@ -417,7 +417,7 @@ class Model:
         q = p._replace(
             a=me[1],
             seq=0,
-            pos=v.pos,
+            pos=3 if v.outcome is not None else v.pos,
             v=v.v,
             doubt=v.doubt,
             judged=judged,
@@ -450,6 +450,8 @@ class Model:
                     self.put(s, p.e, ("I", p.a, p.seq + 1)),
                     p._replace(pc="isync", seq=p.seq + 1, doubt=1),
                 )
+        elif p.pos == 3:  # an outcome on disk that nobody accepted: it is taken over as it stands
+            yield "takes the outcome over", s, p._replace(pc="ochk" if self.r["outcheck"] else "oack")
         else:
             yield (
                 f"writes outcome {p.v}",

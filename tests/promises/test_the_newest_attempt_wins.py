@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+import rolltape
 from rolltape import records
 from rolltape.journal import AttemptLog, Reader, Story, Writer, WriterConfig, open_writer, rely_on, story_of, survey
 from rolltape.journal.reader import Line
@@ -308,6 +309,34 @@ def test_two_processes_started_at_once_end_with_one_truth(tmp_path):
         assert all(story.accepted and story.gaps == [] for story in stories(run).values())
         both = said(one.lines, "ACK").keys() & said(two.lines, "ACK").keys()
         assert both == set(), "a finished step ran again"
+
+
+def test_a_driver_that_stood_still_changes_no_result_that_was_told(tmp_path):
+    """Stopped in the middle of several trajectories, taken for dead, woken when all of them had ended."""
+    program = Path(__file__).parents[1] / "trajectory" / "taking_program.py"
+    keys = [f"q{number}#0" for number in range(6)]
+    argv = [str(program), str(tmp_path / "run"), str(tmp_path / "ledger"), "--keys", ",".join(keys)]
+    argv += ["--steps", "20", "--step-ms", "20"]
+
+    def results() -> dict[str, Any]:
+        with rolltape.read(tmp_path / "run") as run:
+            assert not run.damage
+            return {trajectory.key: (trajectory.status, trajectory.result) for trajectory in run}
+
+    with Child(argv, env=ENV) as stopped:
+        for _ in range(30):
+            stopped.wait_for(lambda line: line.startswith("have"), HANG_S)
+        stopped.stop()
+        other = run_until([*argv, "--take-over"], timeout_s=HANG_S, env=ENV)
+        assert other.returncode == DONE
+        told = results()
+        assert set(told) == set(keys) and {status for status, _ in told.values()} == {"completed"}
+        stopped.cont()
+        assert stopped.wait(HANG_S) == SUPERSEDED
+    assert results() == told
+    for key, (_, tokens) in told.items():
+        assert f"outcome {key} {' '.join(tokens)}" in other.lines
+        assert not [line for line in stopped.lines if line.startswith(f"outcome {key} ")]
 
 
 @pytest.mark.torture

@@ -7,7 +7,7 @@ from rolltape.journal.lineage import Lineage, Story
 from rolltape.journal.reader import Damage, Follower, Line, OnDamage, Reader, SegmentScan
 from rolltape.journal.survey import Place, open_reader, story_of, survey
 from rolltape.journal.verify import verify, verify_claims
-from rolltape.journal.writer import Writer, WriterConfig, open_writer
+from rolltape.journal.writer import Writer, WriterConfig, has_ended_here, open_writer
 
 __all__ = [
     "AttemptLog",
@@ -25,6 +25,7 @@ __all__ = [
     "Writer",
     "WriterConfig",
     "compress",
+    "has_ended_here",
     "open_reader",
     "open_writer",
     "rely_on",

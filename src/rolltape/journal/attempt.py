@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Raw
 
 from rolltape import records
+from rolltape.errors import JournalError
 from rolltape.journal import format as fmt
 from rolltape.journal.compressed import SegmentFiles
 from rolltape.values import DEFAULT, Encoded, Memory, Redactor, encode
@@ -56,6 +58,12 @@ class AttemptLog:
     async def withdraw(self) -> None:
         """Say that it will not begin after all."""
         await self._outside(records.Withdrawn(**self._id()))
+
+    def give_up(self) -> None:
+        """Say that it will not begin after all, without waiting: whatever has become of the log and of who waits."""
+        record = fmt.encode_record(records.Withdrawn(**self._id()))
+        with suppress(JournalError):  # of a closed journal: it has ended, and its undecided takes with it
+            self._writer.put(record, sync=records.Withdrawn.durable).add_done_callback(_ignored)
 
     async def begin(self, continues: records.Point | None, **fields: Any) -> None:
         """Write the attempt's first record: from now on it is the newest, and continues exactly that point."""
@@ -114,6 +122,12 @@ class AttemptLog:
 
     def _id(self) -> dict[str, Any]:
         return {"key": self.key, "epoch": self.epoch, "attempt": self.attempt}
+
+
+def _ignored(future: asyncio.Future[None]) -> None:
+    """Nobody waits for it. Others see that a take was given up, or wait until its process has ended."""
+    if not future.cancelled():
+        future.exception()
 
 
 def rely_on(store: Store, places: Iterable[tuple[int, int]]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -29,6 +29,9 @@ CHUNK_BYTES = 1 << 20
 
 GAP_BYTES_MAX = 16 << 10
 """Reading so much for nothing is as quick as a read of its own."""
+
+SEAL_BYTES_MAX = 1024
+"""No seal is longer, in any version of the format."""
 
 SEARCH_BYTES_MAX = 256 << 20
 """How much is checked in looking for a sound line inside a bad part, so that no file can make reading it quadratic."""
@@ -314,6 +317,21 @@ class Reader:
                 return data
         raise DamagedError(f"{name} holds no value {digest} for the line at {line.offset} of segment {line.segment}")
 
+    def is_closed(self, epoch: int) -> bool:
+        """Say whether the epoch's writer has said that it writes no more."""
+        sizes = self.store.list(fmt.epoch_folder(epoch))
+        numbers = {n: size for name, size in sizes.items() if (n := fmt.number_of(name, ".jsonl")) is not None}
+        if not numbers:
+            return False
+        last = max(numbers)
+        begin = max(0, numbers[last] - SEAL_BYTES_MAX)
+        data = self.store.read(fmt.segment_name(epoch, last), begin, numbers[last])
+        start = data.rfind(b"\n", 0, -1) + 1
+        line, seed = data[start:], fmt.file_seed(fmt.segment_identity(self.run, epoch, last))
+        if not line.startswith(fmt.SEAL) or not fmt.is_sound(line, seed, begin + start):
+            return False
+        return msgspec.json.decode(line, type=records.Seal).closed
+
     def near_end(self, epoch: int, segment: int, window_bytes: int) -> int:
         """Return where a sound line begins, about `window_bytes` before the end; 0 if none is found."""
         size = self.store.list(fmt.epoch_folder(epoch)).get(fmt.segment_name(epoch, segment).rpartition("/")[2], 0)
@@ -372,10 +390,11 @@ class Follower:
         self._reader = reader
         self._on_damage = on_damage
 
-    def poll(self) -> Iterator[Line]:
-        """Yield the sound lines that epochs above `after` added since the last poll."""
+    def poll(self, *, skip: Collection[int] = ()) -> Iterator[Line]:
+        """Yield the sound lines that epochs above `after`, but for those in `skip`, added since the last poll."""
         for epoch in epochs(self._reader.store, above=self._after):
-            yield from self._poll_epoch(epoch)
+            if epoch not in skip:
+                yield from self._poll_epoch(epoch)
 
     def _poll_epoch(self, epoch: int) -> Iterator[Line]:
         segment, offset = self.cursor.get(epoch, (0, 0))

@@ -93,11 +93,11 @@ class SegmentWriter:
         self._store.sync(self.name)
         self.good = self.proven = self._written
 
-    def seal(self) -> None:
-        """Sync, then add the line that says that nothing follows, and sync that."""
+    def seal(self, *, closed: bool = False) -> None:
+        """Sync, then add the line that says that nothing follows, and sync that. `closed`: in the whole epoch."""
         if self.dirty:
             self.sync()
-        seal = records.Seal(records=self._records, pack_bytes=self._pack_bytes, unix_s=time.time())
+        seal = records.Seal(records=self._records, pack_bytes=self._pack_bytes, closed=closed, unix_s=time.time())
         self.write([(fmt.encode_record(seal), None, None, None)])
         self.sync()
         self.release()

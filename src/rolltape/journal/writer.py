@@ -225,6 +225,7 @@ class Writer:
         finally:
             # In this order: what is queued from now on is failed by whoever queues it, the rest here.
             self._stopped = True
+            _ended.add((self.run, self.epoch))
             self._fail_queued()
 
     def _commit(self, batches: list[Batch]) -> None:
@@ -313,15 +314,15 @@ class Writer:
         self._written_at = self._synced_at = time.monotonic()
         return segment
 
-    def _seal(self) -> None:
+    def _seal(self, *, closed: bool = False) -> None:
         if self._segment is not None:
-            self._segment.seal()
+            self._segment.seal(closed=closed)
             self._unstated = [(self._segment.number, self._segment.good, self._segment.proven)]
             self._segment = None
 
     def _seal_at_close(self) -> None:
         try:
-            self._seal()
+            self._seal(closed=True)
         except OSError as error:
             # Everything acknowledged is there; only the proof of its length is not.
             self._abandon_segment(error)
@@ -414,9 +415,16 @@ def open_writer(store: Store, config: WriterConfig | None = None, *, run_config:
         raise failure(store, error) from error
 
 
+def has_ended_here(run: str, epoch: int) -> bool:
+    """Say whether `epoch` was this process's, and its writer writes no more."""
+    return (run, epoch) in _ended
+
+
 # ---- exit and fork ---------------------------------------------------------------------------------------------------
 
 _open_writers: set[Writer] = set()
+_ended: set[tuple[str, int]] = set()
+"""(run, epoch) of the writers of this process that write no more, closed or broken."""
 _hooks_are_set = False
 
 

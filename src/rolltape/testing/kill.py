@@ -142,8 +142,12 @@ class Child:
         self.send(SIGSTOP)
         self._poll(self._stopped, _DEATH_TIMEOUT_S, "does not stop")
 
+    def wait_until_stopped(self, timeout_s: float) -> None:
+        """Return once no process of the group runs: a child that stops itself (`rolltape.testing.points`)."""
+        self._poll(self._stopped, timeout_s, "does not stop itself")
+
     def cont(self) -> None:
-        """SIGCONT: go on after `stop`."""
+        """SIGCONT: go on after `stop`, its own or this one."""
         self.send(SIGCONT)
 
     def _watch(self, told: Callable[[str], bool] | None, due_s: float | None, deadline_s: float) -> bool:

@@ -8,6 +8,7 @@ such a function before it returns: a step's `timeout_s` is looked at when it doe
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import threading
@@ -16,11 +17,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from rolltape.errors import JournalClosed, UsageError
 from rolltape.trajectory.scope import Here, here, leave
-from rolltape.trajectory.step import AnyStep, Moved, step_of
+from rolltape.trajectory.step import AnyStep, Ended, Moved, step_of
 from rolltape.trajectory.trajectory import Outcome, Trajectory
 
 P = ParamSpec("P")
@@ -80,19 +81,6 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
 
 
-class Ended(Generic[R]):
-    """How a coroutine ended. In a Future some exceptions would be replaced by others, and StopIteration be refused."""
-
-    def __init__(self, value: Any, error: BaseException | None = None) -> None:
-        self._value: R = value
-        self._error = error
-
-    def value(self) -> R:
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-
 async def _ended(coroutine: Coroutine[Any, Any, R]) -> Ended[R]:
     try:
         return Ended(await coroutine)
@@ -103,11 +91,12 @@ async def _ended(coroutine: Coroutine[Any, Any, R]) -> Ended[R]:
 def value_of(future: Future[Ended[R]]) -> R:
     """Wait for what `LoopThread.start` began. Whatever interrupts the wait cancels it."""
     try:
-        return future.result().value()
+        ended = future.result()
     except CancelledError:
         raise JournalClosed("the run was closed before this call had ended") from None
     finally:
         future.cancel()
+    return ended.value()
 
 
 class BlockingTrajectory:
@@ -132,33 +121,46 @@ class BlockingTrajectory:
     def outcome(self) -> Outcome | None:
         return self._trajectory.outcome
 
-    def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    @overload
+    def call(self, function: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` as a step, in this thread: recorded before this returns, never called again once it is."""
         step = step_of(function)
         at = here.get()
         if at is not None and at.in_step:
-            result: R = step.function(*args, **kwargs)
-            return result
+            inside = step.function(*args, **kwargs)
+            return self._thread.run(inside) if step.is_async else inside
+        place = self._place()
         if step.is_async:
-            result = self._thread.run(self._awaited(self._place(), step, args, kwargs))
-            return result
+            return self._thread.run(self._awaited(place, step, args, kwargs))
         inbox: SimpleQueue[_Handed | None] = SimpleQueue()
-        moved = Moved(step, _HandOver(inbox))
-        called = self._thread.start(self._awaited(self._place(), moved, args, kwargs))
+
+        async def hand_over(*args: Any, **kwargs: Any) -> Any:
+            handed = _Handed(args, kwargs)
+            inbox.put(handed)
+            value = await handed.returned()
+            return await value if isinstance(value, Awaitable) else value
+
+        functools.update_wrapper(hand_over, step.function, updated=())  # so that its parameters can be seen
+        called = self._thread.start(self._awaited(place, Moved(step, hand_over), args, kwargs))
         called.add_done_callback(lambda _: inbox.put(None))
-        inside = Here(self._trajectory, self._trajectory.root, in_step=True)
         try:
             while (handed := inbox.get()) is not None:
-                handed.run(step.function, inside)
+                handed.run(step.function, Here(self._trajectory, place.scope, in_step=True))
         except BaseException:
             called.cancel()
             raise
-        result = value_of(called)
-        return result
+        return value_of(called)
 
     async def _awaited(self, place: Here, step: AnyStep, args: Any, kwargs: Any) -> Any:
         here.set(place)
-        return await self._trajectory.call(step.function if isinstance(step, Plain) else step, *args, **kwargs)
+        return await self._trajectory.call(cast(Any, step), *args, **kwargs)
+
+    def _place(self) -> Here:
+        """Return where this thread stands, for a task that makes one call for it."""
+        return Here(self._trajectory, self._trajectory.place().own())
 
     def finish(self, result: Any) -> None:
         self._trajectory.finish(result)
@@ -185,3 +187,53 @@ class BlockingTrajectory:
             yield
         finally:
             branch.__exit__(None, None, None)
+
+    def _on_loop(self, function: Callable[[], R]) -> R:
+        place = self._place()
+
+        async def call() -> R:
+            here.set(place)
+            return function()
+
+        return self._thread.run(call())
+
+
+class _Left(BaseException):
+    """The function was left by KeyboardInterrupt or the like: nothing is recorded, as if the process had died."""
+
+
+class _Handed:
+    """One call on its way to the thread that wants it."""
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[Ended[Any]] = self._loop.create_future()
+        self._begun = threading.Lock()
+        """Taken by whoever is first: the thread that runs it, or what cancels it before."""
+
+    async def returned(self) -> Any:
+        """Return what the function does, or raise it. Cancelled, it still waits until a function that runs is done."""
+        try:
+            await asyncio.shield(self._future)
+        except asyncio.CancelledError:
+            if self._begun.acquire(blocking=False):
+                raise
+            await asyncio.wait([self._future])
+            if not isinstance(self._future.result().error, _Left):
+                raise
+        return self._future.result().value()
+
+    def run(self, function: Callable[..., Any], at: Here) -> None:
+        """Run it in this thread, unless it was cancelled."""
+        if not self._begun.acquire(blocking=False):
+            return
+        ended: Ended[Any] = Ended(None, _Left())
+        token = here.set(at)
+        try:
+            ended = Ended(function(*self.args, **self.kwargs))
+        except Exception as error:
+            ended = Ended(None, error)
+        finally:
+            leave(token)
+            self._loop.call_soon_threadsafe(self._future.set_result, ended)

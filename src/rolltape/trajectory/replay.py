@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ class Head(msgspec.Struct):
     tries: int = 0
     call: msgspec.Raw = NOTHING
     result: msgspec.Raw = NOTHING
+    changed: msgspec.Raw = NOTHING
     error: msgspec.Raw = NOTHING
     value: msgspec.Raw = NOTHING
     order: list[str] = []
@@ -85,10 +88,12 @@ class Past:
         """Return how many tries at this step have failed already."""
         return self._tries.get(path, 0)
 
-    def take(self, path: str, name: str, fingerprint: str, told: Any) -> Recorded | None:
+    def take(
+        self, path: str, name: str, fingerprint: str = "", told: Any = None, function: Callable[..., Any] | None = None
+    ) -> Recorded | None:
         """Return what was recorded of this call, once. None: nothing was. DivergenceError: of another call.
 
-        `told` is what the call is recorded as, to show where it differs.
+        `told` is what the call is recorded as, to show where it differs, by the names that `function` gives it.
         """
         recorded = self._ends.get(path)
         if recorded is None:
@@ -97,10 +102,10 @@ class Past:
         if head.name != name:
             raise DivergenceError(f"step {path} was {head.name} when it was recorded, and is {name} now. {WHAT_TO_DO}")
         if head.fingerprint != fingerprint:
-            then = self.value(recorded, head.call, foreign=True)
+            where = difference(self.value(recorded, head.call, foreign=True), told)
             raise DivergenceError(
                 f"step {path}, {name}, is called with other arguments than it was recorded with. "
-                f"{difference(then, told) or 'How they differ was not recorded.'} {WHAT_TO_DO}"
+                f"{in_its_names(where, function) if where else 'How they differ was not recorded'}. {WHAT_TO_DO}"
             )
         del self._ends[path]
         return recorded
@@ -120,6 +125,25 @@ class Past:
         """Yield what no call has read."""
         for recorded in self._ends.values():
             yield recorded.head
+
+
+_argument = re.compile(r"args\[(\d+)\]|kwargs\.(?=\w)")
+
+
+def in_its_names(where: str, function: Callable[..., Any] | None) -> str:
+    """Say where arguments differ by the names of the function's parameters: `messages[3]`, not `args[0][3]`."""
+
+    def name(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return ""
+        return names[int(found[1])] if int(found[1]) < len(names) else found[0]
+
+    try:
+        parameters = inspect.signature(function).parameters.values() if function is not None else ()
+    except (TypeError, ValueError):  # a builtin that does not say
+        parameters = ()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return _argument.sub(name, where, count=1)
 
 
 WHAT_TO_DO = (

@@ -94,9 +94,9 @@ class Here:
             )
         return self.scope
 
-    def branch(self, name: str, *, inside: bool) -> Scope:
+    def branch(self, name: str) -> Scope:
         """Return the scope of a branch. Whoever comes from elsewhere has no place among its namesakes."""
-        at_home = self._owner == _who_asks() or (inside and self._owner is None)
+        at_home = self._owner == _who_asks() or (self._owner is None and here.get() is self)
         return self.scope.child(name, only=not at_home)
 
 

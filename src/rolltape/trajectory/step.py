@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import CodeType
-from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 import msgspec
 
@@ -15,9 +15,10 @@ from rolltape.trajectory.retry import NEVER, Retry
 from rolltape.trajectory.scope import here
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 
-Effect = Literal["repeatable", "idempotent", "mutation"]
+Effect = Literal["repeatable"]
 Kind = Literal["", "model", "tool", "env", "grader"]
 
 
@@ -32,11 +33,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     retry: Retry = NEVER
     timeout_s: float | None = None
     returns: Any = None
-    mutates: tuple[str, ...] = ()
+    mutates: str | tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.effect not in ("repeatable", "idempotent", "mutation"):
-            raise UsageError(f"effect is {self.effect!r}: use 'repeatable', 'idempotent' or 'mutation'")
+        if self.effect != "repeatable":
+            raise UsageError(f"effect is {self.effect!r}: this version knows 'repeatable' only")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise UsageError(f"timeout_s is {self.timeout_s!r}: use seconds over 0, or None for no limit")
 
@@ -57,7 +58,11 @@ class Step(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<step {self.name}>"
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Step[..., R]:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Step[P, R]: ...
+    @overload
+    def __get__(self: Step[Concatenate[Any, Q], R], instance: object, owner: type | None = None) -> Step[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a function does, so that methods can be steps."""
         return self if instance is None else Step(functools.partial(self.function, instance), self._named())
 
@@ -102,9 +107,11 @@ def step(**policy: Any) -> Callable[[Callable[P, R]], Step[P, R]]: ...
 def step(function: Any = None, /, **policy: Any) -> Any:
     """State a step's policy: as a decorator, `@step(timeout_s=60)`, or inline, `traj.call(step(f, timeout_s=60), …)`.
 
-    effect      "repeatable" (may run again if it was in flight: sampling, pure tools), "idempotent", "mutation"
+    effect      "repeatable": may run again if it was in flight (sampling, pure tools)
     timeout_s   a try that takes longer fails with TimeoutError
     retry       a `Retry`: how often a failed call is tried again
+    mutates     the names of the arguments that it changes: recorded as it leaves them, and changed again on replay
+    returns     the type that it returns, or several: needed for classes that are defined inside a function
     kind        "model", "tool", "env", "grader": what reports group by
     name, key   what it is called in the journal; a place in its scope that does not depend on order
     """
@@ -129,7 +136,7 @@ def _over(policy: Policy, changes: dict[str, Any]) -> Policy:
 
 def step_of(function: Callable[..., Any] | Moved) -> AnyStep:
     """Return `function` as a step."""
-    return function if isinstance(function, (Step, Moved)) else Plain(function)
+    return function if isinstance(function, (Step, Plain, Moved)) else Plain(function)
 
 
 class Plain:
@@ -147,6 +154,29 @@ class Plain:
 @functools.lru_cache(maxsize=4096)
 def _facts_of_code(code: CodeType) -> tuple[str, bool]:
     return code.co_qualname.replace("<locals>.", ""), bool(code.co_flags & inspect.CO_COROUTINE)
+
+
+class Ended(Generic[R]):
+    """How a function ended in another thread. A future would refuse StopIteration, and replace other exceptions."""
+
+    __slots__ = ("_value", "error")
+
+    def __init__(self, value: Any, error: BaseException | None = None) -> None:
+        self._value: R = value
+        self.error = error
+
+    def value(self) -> R:
+        if self.error is not None:
+            raise self.error
+        return self._value
+
+
+def ended(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Ended[R]:
+    """Call `function`, and say how it ended."""
+    try:
+        return Ended(function(*args, **kwargs))
+    except Exception as error:
+        return Ended(None, error)
 
 
 class Moved:

@@ -21,12 +21,13 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 import msgspec
 
 from rolltape import records
-from rolltape.errors import DivergenceError, EncodeError, SupersededError, UsageError
+from rolltape.errors import DivergenceError, EncodeError, LimitError, RolltapeError, UsageError
 from rolltape.journal import AttemptLog
-from rolltape.trajectory.replay import WHAT_TO_DO, Past, Recorded
+from rolltape.trajectory import mutated
+from rolltape.trajectory.replay import WHAT_TO_DO, Past, Recorded, in_its_names
 from rolltape.trajectory.retry import cause_of, delivery_of
 from rolltape.trajectory.scope import Here, Scope, here, leave
-from rolltape.trajectory.step import AnyStep, step_of
+from rolltape.trajectory.step import AnyStep, ended, step_of
 from rolltape.values import Encoded, decode, encode, learn
 from rolltape.values.fingerprint import difference, fingerprint, of_arguments
 
@@ -35,6 +36,9 @@ R = TypeVar("R")
 
 REPLAY_SLICE = 256
 """So many replayed calls run on before other tasks get a turn."""
+
+ERROR_CHARS_MAX = 256 * 1024
+"""How much is kept of the text of an error that no replay raises: an outcome's."""
 
 _UUIDS = uuid.UUID("6f1c0f0e-52a5-4c0e-9d0b-5f3a5d0c7e11")
 
@@ -56,7 +60,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """What ended it: {"type", "message", "traceback", …}."""
 
 
-class Call(msgspec.Struct, frozen=True):
+class Call(msgspec.Struct, frozen=True, gc=False):
     """One call on its way into the journal."""
 
     path: str
@@ -67,6 +71,12 @@ class Call(msgspec.Struct, frozen=True):
     """The arguments as they are recorded."""
     encoded: Encoded
     fingerprint: str
+
+    def mutated(self) -> dict[str, Any]:
+        """Return the arguments that the step is declared to change."""
+        names = self.step.policy.mutates
+        names = (names,) if isinstance(names, str) else names
+        return mutated.named(self.step.function, names, self.args, self.kwargs)
 
     def fields(self) -> dict[str, Any]:
         """Return what every record of its end says."""
@@ -109,8 +119,8 @@ class Trajectory:
         self.home = Here(self, self.root)
         """Where whoever stands nowhere else in it makes calls: the task that opened it."""
         self._inside = Here(self, self.root, in_step=True)
-        self.superseded: SupersededError | None = None
-        """Set once somebody else is seen to have it: the next call raises it."""
+        self.over: RolltapeError | None = None
+        """Set once nothing more may be recorded (its block was left, somebody else has it): the next call raises it."""
         self._log = log
         self._past = past
         self._seed = seed
@@ -120,6 +130,8 @@ class Trajectory:
         """Functions that are known not to change their arguments."""
         self._cancelled: list[Call] = []
         """Cancelled calls, which are recorded once the rollout goes on."""
+        self._held: set[str] = set()
+        """Where no call is made any more: in those of whom it is recorded that another one was first."""
         self._rngs: dict[str, random.Random] = {}
         self._result: Any = None
 
@@ -153,25 +165,31 @@ class Trajectory:
         return self._call(step, scope.next_call(step.policy.key), args, kwargs)
 
     async def _call(self, step: AnyStep, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.superseded is not None:
-            raise self.superseded
+        if self.over is not None:
+            raise self.over
         told: dict[str, Any] = {"args": list(args), "kwargs": kwargs} if kwargs else {"args": list(args)}
         memory = self._log.memory
         encoded = encode(told, where="/call", memory=memory)
         call = Call(path, step, args, kwargs, told, encoded, of_arguments(told, encoded, memory=memory))
-        if self._past and (recorded := self._recorded(call)) is not None:
-            return await self._replay(call, recorded)
+        if self._past:
+            passed: dict[str, Any] = {"fingerprint": call.fingerprint, "told": told, "function": step.function}
+            if (recorded := self._recorded(path, step.name, **passed)) is not None:
+                return await self._replay(call, recorded)
         return await self._live(call)
 
-    def _recorded(self, call: Call) -> Recorded | None:
-        """Return what was recorded of this call; None if nothing was, or if what was is to be dropped."""
+    def _recorded(self, path: str, name: str, **call: Any) -> Recorded | None:
+        """Return what was recorded there; None if nothing was, or if what was is to be dropped.
+
+        DivergenceError: it was something else. Whatever the rollout makes of that, it goes no further.
+        """
         try:
-            return self._past.take(call.path, call.step.name, call.fingerprint, call.told)
-        except DivergenceError:
+            return self._past.take(path, name, **call)
+        except DivergenceError as error:
             if self._on_divergence != "truncate":
+                self.over = error
                 raise
         back_to, kept = self._past.drop()
-        names: dict[str, Any] = {"path": call.path, "name": call.step.name, "reason": "truncate"}
+        names: dict[str, Any] = {"path": path, "name": name, "reason": "truncate"}
         self._log.put(records.Resampled, **names, back_to=back_to, kept=kept, unix_s=time.time())
         return None
 
@@ -184,15 +202,19 @@ class Trajectory:
             result = self._past.value(recorded, head.result, returns=returns)
             parts = [("/call", call.told, head.call), ("/result", result, head.result)]
             learn(self._log.memory, head.point, parts, returns=returns)
+            if bytes(head.changed):
+                mutated.change(call.mutated(), self._past.value(recorded, head.changed, returns=returns))
             return result["value"]
         if head.type == "failed":
             raise self._past.value(recorded, head.error, returns=returns)["exception"]
         await asyncio.get_running_loop().create_future()  # until what cancelled the call then cancels it again
 
     async def _live(self, call: Call) -> Any:
+        if self._held and call.path.startswith(tuple(self._held)):
+            await asyncio.get_running_loop().create_future()  # until the one that was first cancels this again
         self.live_calls += 1
         step, policy = call.step, call.step.policy
-        before = None if step.name in self._checked else encode(call.told)
+        before = None if step.name in self._checked or policy.mutates else encode(call.told)
         tries = self._past.tries(call.path)
         try:
             while True:
@@ -212,9 +234,12 @@ class Trajectory:
                 await asyncio.sleep(wait_s)
             took_s = time.monotonic() - start
             self._check_arguments(call, before)
+            told: dict[str, Any] = {"result": {"value": value}}
+            if policy.mutates:
+                told["changed"] = call.mutated()
             await self._put(
                 records.Done,
-                values={"result": {"value": value}},
+                values=told,
                 returns=policy.returns,
                 encoded={"call": call.encoded},
                 path=call.path,
@@ -232,7 +257,7 @@ class Trajectory:
     async def _failed(
         self, call: Call, error: Exception, tries: int, wait_s: float | None, unix_s: float, took_s: float
     ) -> None:
-        told = {"error": described(error)}
+        told = {"error": described(error, for_replay=wait_s is None)}
         if wait_s is not None:
             names: dict[str, Any] = {"path": call.path, "name": call.step.name}
             return await self._put(records.Retry, values=told, **names, tries=tries, wait_s=wait_s, unix_s=unix_s)
@@ -256,7 +281,8 @@ class Trajectory:
                 return await step.function(*args, **kwargs)
             context = copy_context()
             loop = asyncio.get_running_loop()
-            value = await loop.run_in_executor(self._threads, partial(context.run, step.function, *args, **kwargs))
+            call = partial(context.run, ended, step.function, *args, **kwargs)
+            value = (await loop.run_in_executor(self._threads, call)).value()
             return await value if isinstance(value, Awaitable) else value
         finally:
             leave(token)
@@ -268,45 +294,48 @@ class Trajectory:
         self._checked.add(call.step.name)
         if fingerprint(call.told) != call.fingerprint:
             then = decode(before.json, blob=lambda digest, _: before.blobs[digest], foreign=True)
-            how = (
-                (difference(then, call.told) or "")
-                .replace("was recorded", "was passed")
-                .replace("passed now", "there now")
-            )
+            how = in_its_names(difference(then, call.told) or "", call.step.function)
+            how = how.replace("was recorded", "was passed").replace("is passed now", "is there now")
             raise EncodeError(
                 f"{call.step.name} changes its arguments, and its replay would not: {how}. "
-                "Let it return what it makes, and leave what it is given as it is"
+                "Let it return what it makes, and leave what it is given as it is; or say mutates= with the name"
             )
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
     def _put(self, kind_: type[records.InOrder], /, **fields: Any) -> Awaitable[None]:
         """Write the next record. Await what is returned: then it is on disk."""
+        self._put_cancelled()
+        return self._log.append(kind_, **fields)
+
+    def _put_cancelled(self) -> None:
+        """Write which calls were cancelled, before anything that the rollout did because of it."""
+        if self.over is not None:
+            raise self.over
         while self._cancelled:
             call = self._cancelled.pop(0)
             self._log.put(records.Cancelled, encoded={"call": call.encoded}, **call.fields(), unix_s=time.time())
-        return self._log.append(kind_, **fields)
 
     def _keep(self, kind: str, make: Callable[[], Any]) -> Any:
         """Return what was recorded here, or make it and record it. The next step's wait includes it."""
         path = self._scope().next_call()
-        if (recorded := self._past.take(path, kind, "", None)) is not None:
+        if (recorded := self._recorded(path, kind)) is not None:
             return self._past.value(recorded, recorded.head.value)["value"]
+        self._put_cancelled()
         value = make()
         told = {"value": {"value": value}}
         self._log.put(records.Kept, values=told, path=path, name=kind, kind=kind, unix_s=time.time())
         return value
 
     def _scope(self) -> Scope:
-        at = here.get()
-        return self._place()[0].own()
+        return self.place().own()
 
-    def _place(self) -> tuple[Here, bool]:
-        """Return where this code stands, and whether it is in the trajectory: else that is where it was opened."""
+    def place(self) -> Here:
+        """Return where this code stands: from outside the trajectory, that is where it was opened."""
         at = here.get()
         if at is not None and at.in_step:
             raise UsageError("nothing is recorded inside a step: pass it what it needs as an argument")
-        return (self.home, False) if at is None or at.trajectory is not self else (at, True)
+        return self.home if at is None or at.trajectory is not self else at
 
     def record(self, kind: str, value: R) -> R:
         """Keep `value`, and return it; after a crash, return what was kept here instead."""
@@ -335,8 +364,8 @@ class Trajectory:
     @contextmanager
     def branch(self, name: str) -> Iterator[None]:
         """Name the scope of what is called within: for work whose order of creation is not always the same."""
-        place, inside = self._place()
-        token = here.set(Here(self, place.branch(name, inside=inside), blocking=place.blocking))
+        place = self.place()
+        token = here.set(Here(self, place.branch(name), blocking=place.blocking))
         try:
             yield
         finally:
@@ -344,7 +373,7 @@ class Trajectory:
 
     async def first(self, *awaitables: Coroutine[Any, Any, R]) -> tuple[int, R]:
         """Return (which, result) of the one that is done first, and cancel the others. Which one it was is recorded."""
-        choice = self._choose(awaitables)
+        choice = self._choose(awaitables, only_first=True)
         try:
             async for which, task in choice:
                 return which, task.result()
@@ -362,23 +391,34 @@ class Trajectory:
             await choice.aclose()
 
     async def _choose(
-        self, awaitables: tuple[Coroutine[Any, Any, R], ...]
+        self, awaitables: tuple[Coroutine[Any, Any, R], ...], *, only_first: bool = False
     ) -> AsyncGenerator[tuple[int, asyncio.Task[R]], None]:
         at = self._scope()
         scopes = [at.child("choice") for _ in awaitables]
+        left = set(range(len(scopes)))
+        path, chosen = self._next_choice(at)
+        held = {f"{scopes[n].path}/" for n in left - {chosen}} if only_first and chosen is not None else set()
+        self._held |= held
         tasks = [self._start(awaitable, scope) for awaitable, scope in zip(awaitables, scopes, strict=True)]
-        left = set(range(len(tasks)))
         try:
             while left:
-                which = await self._next_done(at.next_call(), tasks, left)
+                which = await self._next_done(path, chosen, tasks, left)
                 left.remove(which)
                 yield which, tasks[which]
+                if left:
+                    path, chosen = self._next_choice(at)
         finally:
             for which in left:
                 tasks[which].cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._held -= held
             for which in left:
                 self._past.forget_under(scopes[which].path)
+
+    def _next_choice(self, at: Scope) -> tuple[str, int | None]:
+        """Return the path of the next choice, and what was recorded of it."""
+        recorded = self._recorded(path := at.next_call(), "choice")
+        return path, None if recorded is None else int(recorded.head.order[0])
 
     def _start(self, awaitable: Coroutine[Any, Any, R], scope: Scope) -> asyncio.Task[R]:
         token = here.set(Here(self, scope))
@@ -387,11 +427,10 @@ class Trajectory:
         finally:
             leave(token)
 
-    async def _next_done(self, path: str, tasks: list[asyncio.Task[R]], left: set[int]) -> int:
-        if (recorded := self._past.take(path, "choice", "", None)) is not None:
-            which = int(recorded.head.order[0])
-            await asyncio.wait([tasks[which]])
-            return which
+    async def _next_done(self, path: str, chosen: int | None, tasks: list[asyncio.Task[R]], left: set[int]) -> int:
+        if chosen is not None:
+            await asyncio.wait([tasks[chosen]])
+            return chosen
         await asyncio.wait([tasks[which] for which in left], return_when=asyncio.FIRST_COMPLETED)
         which = min(which for which in left if tasks[which].done())
         await self._put(records.Chosen, path=path, name="choice", order=[str(which)])
@@ -436,7 +475,8 @@ class Trajectory:
 
     async def park(self, reason: str, error: Exception) -> None:
         """Say that it waits for somebody's decision, and why."""
-        await self._put(records.Parked, reason=reason, values={"detail": described(error)}, unix_s=time.time())
+        about = f"{reason}: {str(error).partition('. ')[0]}"
+        await self._log.append(records.Parked, reason=about, values={"detail": described(error)}, unix_s=time.time())
 
 
 def current() -> Trajectory | None:
@@ -449,11 +489,22 @@ def _reward_of(result: Any) -> float | None:
     return float(result) if isinstance(result, (int, float)) and not isinstance(result, bool) else None
 
 
-def described(error: BaseException) -> dict[str, Any]:
-    """Return an error as it is recorded: what people read of it, and the error itself."""
-    return {
-        "type": type(error).__qualname__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-        "exception": error,
-    }
+def described(error: BaseException, *, for_replay: bool = False) -> dict[str, Any]:
+    """Return an error as it is recorded: what people read of it, and the error itself, where that can be recorded.
+
+    `for_replay`: that is needed, and EncodeError or LimitError is raised later where it cannot be.
+    """
+    try:
+        message = str(error)
+    except Exception as broken:  # a user's own __str__ must not hide what happened
+        message = f"<its message cannot be shown: {type(broken).__name__}>"
+    lines = "".join(traceback.format_exception(error))
+    told = {"type": type(error).__qualname__, "message": message, "traceback": lines, "exception": error}
+    if not for_replay:
+        told["message"], told["traceback"] = message[:ERROR_CHARS_MAX], lines[-ERROR_CHARS_MAX:]
+        try:
+            if len(encode(error).json) > ERROR_CHARS_MAX:
+                del told["exception"]
+        except (EncodeError, LimitError):
+            del told["exception"]
+    return told

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Encoded", "decode", "encode", "learn"]
 
 
-class Encoded(msgspec.Struct):
+class Encoded(msgspec.Struct, gc=False):
     """A value, ready to be embedded in a record."""
 
     json: bytes
@@ -51,8 +51,12 @@ def encode(
     what cannot be recorded and LimitError for what is nested too deep (cyclic values are) or an integer that is too
     long; both name the place.
     """
-    types = names.named(returns)
-    encoder, text = written(value, lambda strict: Encoder(where, redact, memory, strict=strict, types=types))
+    types = None if returns is None else names.named(returns)
+    encoder = Encoder(where, redact, memory, strict=sys.get_int_max_str_digits() != INT_DIGITS_MAX, types=types)
+    try:
+        text = encoder.text(encoder.value(value))
+    except (ValueError, RecursionError):
+        encoder, text = written(value, lambda strict: Encoder(where, redact, memory, strict=strict, types=types))
     return Encoded(text, encoder.blobs, None if memory is None else encoder.log)
 
 

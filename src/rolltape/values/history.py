@@ -98,11 +98,12 @@ class Memory:
     def commit(self, position: Position, *notes: Notes | None) -> None:
         """Make what the record at `position` holds referable: called once it was taken, with the `Encoded.notes` of
         all its values. For a record that was not taken there is nothing to do."""
-        for note in [note for log in notes if log for note in log]:
-            if type(note) is Known:
-                self._keep_string(note, position)
-            elif type(note) is ListNote:
-                self._keep_list(note, position)
+        for log in notes:
+            for note in log or ():
+                if type(note) is Known:
+                    self._keep_string(note, position)
+                elif type(note) is ListNote:
+                    self._keep_list(note, position)
 
     def string(self, text: str) -> Known | None:
         """Return where `text` was recorded, if it was."""
