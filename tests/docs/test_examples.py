@@ -57,10 +57,10 @@ def run_shell(command: str, folder: Path, *, half_lines: bool = False) -> str:
 def test_the_first_example_of_the_readme_runs_and_prints_its_records(tmp_path):
     """And jq shows of them what the README says it shows."""
     writing, reading = blocks("README.md", "python")
-    assert '"type":"done"' in run_python(writing, tmp_path)
-    assert run_python(reading, tmp_path) == "q17#0 interrupted ['42']\n"
+    assert run_python(writing, tmp_path) == run_python(writing, tmp_path) == "completed 1.0\n"
+    assert run_python(reading, tmp_path) == "q17#5 completed ['ask', 'grade']\n"
     ls, show = (command for command, _ in commands("README.md") if command.startswith("rolltape"))
-    assert "q17#0" in run_shell(ls, tmp_path)
+    assert "q17#5" in run_shell(ls, tmp_path)
     assert "ask" in run_shell(show, tmp_path)
     if shutil.which("jq") is None:
         pytest.skip("jq is not installed")
@@ -111,7 +111,7 @@ def test_the_page_on_the_format_tells_a_sound_line_from_any_other(tmp_path):
     reader = Reader(LocalStore(tmp_path / "runs/first"))
     identity = f"{reader.run}/1/1".encode()
     lines = list(reader.scan(pytest.fail))
-    assert len(lines) == 5
+    assert len(lines) > 5
     for line in lines:
         assert page["is_sound"](line.raw, identity, line.offset)
         assert not page["is_sound"](line.raw, identity, line.offset + 1)
