@@ -48,6 +48,7 @@ def _json_type(type: msgspec.inspect.Type) -> str:
         "float": inspect.FloatType,
         "list": (inspect.ListType, inspect.TupleType, inspect.VarTupleType),
         "raw": inspect.RawType,
+        "bool": inspect.BoolType,
     }.items():
         if isinstance(type, kinds):
             return name

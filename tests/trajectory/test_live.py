@@ -79,7 +79,10 @@ def test_what_runs_is_told_from_what_was_interrupted(tmp_path: Path):
     """By its process, at each look: it lives, it is killed, it has left in good order, it was on another machine."""
     write(tmp_path, "left#0", 2, end="leave")
     write(tmp_path, "ended#0", 2)
-    write(tmp_path, "elsewhere#0", 2, end="leave", host="another-machine")
+    write(tmp_path, "left-elsewhere#0", 2, end="leave", host="another-machine")
+    with Child(argv(tmp_path, "elsewhere#0", 3, end="stay", host="another-machine")) as elsewhere:
+        elsewhere.wait_for(lambda line: line == "done", HANG_S)
+        elsewhere.kill(SIGKILL)
     with (
         Child(argv(tmp_path, "alive#0", 3, end="stay")) as alive,
         Child(argv(tmp_path, "killed#0", 3, end="stay")) as dying,
@@ -89,6 +92,7 @@ def test_what_runs_is_told_from_what_was_interrupted(tmp_path: Path):
         with rolltape.read(tmp_path) as run:
             before = {
                 "left#0": "interrupted",
+                "left-elsewhere#0": "interrupted",
                 "ended#0": "completed",
                 "elsewhere#0": "unresolved",
                 "alive#0": "running",
@@ -99,12 +103,13 @@ def test_what_runs_is_told_from_what_was_interrupted(tmp_path: Path):
             assert {t.key: t.status for t in run} == {**before, "killed#0": "interrupted"}
             assert [t.key for t in run.trajectories(status="running")] == ["alive#0"]
             found = sorted(t.key for t in run.trajectories(status=("interrupted", "completed")))
-            assert found == ["ended#0", "killed#0", "left#0"]
-            assert run.count(status="unresolved") == 4
+            assert found == ["ended#0", "killed#0", "left#0", "left-elsewhere#0"]
+            assert run.count(status="unresolved") == 5
             alive_ones = [(process.host, process.alive) for process in run.processes()]
             here = socket.gethostname()
-            assert alive_ones[:2] == [(here, False)] * 2 and alive_ones[2] == ("another-machine", None)
-            assert sorted(alive for _, alive in alive_ones[3:]) == [False, True]  # type: ignore[type-var]
+            assert alive_ones[:2] == [(here, False)] * 2
+            assert alive_ones[2:4] == [("another-machine", False), ("another-machine", None)]
+            assert sorted(alive for _, alive in alive_ones[4:]) == [False, True]  # type: ignore[type-var]
             assert run["killed#0"].attempts()[0].end == "interrupted"
             assert run["alive#0"].attempts()[0].end == "running"
             assert run["elsewhere#0"].attempts()[0].end == "unresolved"

@@ -117,13 +117,13 @@ def test_a_list_is_filtered_by_status_task_and_text(listed: Path):
     with rolltape.read(listed) as run:
         everything = list(run)
         statuses = Counter(t.status for t in everything)
-        assert set(statuses) == {"completed", "failed", "aborted", "cancelled", "parked", "running"}
+        assert set(statuses) == {"completed", "failed", "aborted", "cancelled", "parked", "interrupted"}
         for status, number in statuses.items():
             assert len(list(run.trajectories(status=status))) == number == run.count(status=status)
-        assert run.count(status="unresolved") == statuses["running"]  # any without an outcome
-        assert run.count(status="interrupted") == 0
+        assert run.count(status="unresolved") == statuses["interrupted"]  # any without an outcome
+        assert run.count(status="running") == 0
         assert run.count(status=("failed", "parked")) == statuses["failed"] + statuses["parked"]
-        assert run.count(status=("running", "failed")) == statuses["failed"] + statuses["running"]
+        assert run.count(status=("interrupted", "failed")) == statuses["failed"] + statuses["interrupted"]
         assert run.count(status=()) == 0
         for task in ("q0", "q17", "q1", "nothing"):
             wanted = [t.key for t in everything if t.task == task]
@@ -134,8 +134,8 @@ def test_a_list_is_filtered_by_status_task_and_text(listed: Path):
         both = [t.key for t in everything if t.status == "failed" and t.task == "q3" and "bad" in t.error]
         assert [t.key for t in run.trajectories(status="failed", task="q3", text="bad")] == both
         totals = {total["status"]: total["trajectories"] for total in run.totals()}
-        assert totals.pop("unresolved") == statuses["running"]
-        assert totals == {status: number for status, number in statuses.items() if status != "running"}
+        assert totals.pop("unresolved") == statuses["interrupted"]
+        assert totals == {status: number for status, number in statuses.items() if status != "interrupted"}
         assert sum(total["steps"] for total in run.totals()) == sum(t.n_steps for t in everything)
 
 
@@ -276,7 +276,7 @@ def test_every_value_comes_back_as_it_was_written(data: st.DataObject):
                         assert "$list" not in msgspec.json.encode(record.plain()).decode()
             tries = trajectory.attempts()
             assert [(each.epoch, each.attempt, 0) for each in tries] == sorted(story.begun)
-            assert [each.end for each in tries] == ["superseded"] * (len(tries) - 1) + ["running"]
+            assert [each.end for each in tries] == ["superseded"] * (len(tries) - 1) + ["interrupted"]
             assert sum(each.steps - each.stale_steps for each in tries) == len(steps)
 
 

@@ -55,7 +55,7 @@ class RecordedProcess(msgspec.Struct, frozen=True):
     started: float
     durability: str
     alive: bool | None
-    """Whether the process runs. None: it is, or was, on another machine."""
+    """Whether the process runs and has the run open. None: it is, or was, on another machine."""
 
 
 class RecordedRun:
@@ -285,8 +285,18 @@ class RecordedRun:
         claim = self._claim(epoch)
         if claim is None:
             return None
-        alive = not provably_gone(claim) if same_machine(claim) else None
+        alive = None
+        if provably_gone(claim) or self._is_closed(epoch):
+            alive = False
+        elif same_machine(claim):
+            alive = True
         return RecordedProcess(epoch, claim.host, claim.pid, claim.unix_s, claim.durability, alive)
+
+    def _is_closed(self, epoch: int) -> bool:
+        try:
+            return self._reader.is_closed(epoch)
+        except OSError:
+            return False
 
     def _claim(self, epoch: int) -> records.Claim | None:
         try:
