@@ -223,6 +223,8 @@ class StepRecord(InOrder, kw_only=True):
 
     path: str
     name: str = ""
+    cancelling: bool = False
+    """Recorded by code that was cleaning up after a cancellation. Only what follows unmarked shows that it went on."""
 
 
 class Begun(StepRecord, kw_only=True, tag="begun"):

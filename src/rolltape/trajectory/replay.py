@@ -29,6 +29,7 @@ class Head(msgspec.Struct):
     name: str = ""
     fingerprint: str = ""
     tries: int = 0
+    cancelling: bool = False
     call: msgspec.Raw = NOTHING
     result: msgspec.Raw = NOTHING
     changed: msgspec.Raw = NOTHING
@@ -60,9 +61,13 @@ class Past:
         self._order: list[Point] = []
         self._tries: dict[str, int] = {}
         last: Recorded | None = None
+        cancelling: list[Recorded] = []
         for line in lines:
             recorded = Recorded(line, _heads.decode(line.raw))
             head = recorded.head
+            if head.type == "attempt":
+                self._forget(cancelling)
+            cancelling = [*cancelling, recorded] if head.cancelling else []
             if head.type in _ENDS:
                 last = self._ends[head.path] = recorded
                 self._order.append(head.point)
@@ -71,8 +76,15 @@ class Past:
                 self._tries[head.path] = head.tries
                 if (failed := self._ends.get(head.path)) is not None and failed.head.type == "failed":
                     del self._ends[head.path]  # it was decided to call it again
+        self._forget(cancelling)
         if last is not None and last.head.type == "failed" and self._ends.get(last.head.path) is last:
             del self._ends[last.head.path]  # nobody went on from it: it is called again
+
+    def _forget(self, ended: list[Recorded]) -> None:
+        """Forget the end of an attempt that was being cancelled, from outside for all one knows: it was in flight."""
+        for recorded in ended:
+            if self._ends.get(recorded.head.path) is recorded:
+                del self._ends[recorded.head.path]
 
     def drop(self) -> tuple[Point, list[Point]]:
         """Forget what no call has read. Returns the first of it, and what was read of what was recorded after that."""

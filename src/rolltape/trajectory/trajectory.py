@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 import traceback
 import uuid
@@ -71,6 +72,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """The arguments as they are recorded."""
     encoded: Encoded
     fingerprint: str
+    stopping: bool
+    """It was made while the rollout was cleaning up."""
 
     def mutated(self) -> dict[str, Any]:
         """Return the arguments that the step is declared to change."""
@@ -85,6 +88,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
             "name": self.step.name,
             "kind": self.step.policy.kind,
             "fingerprint": self.fingerprint,
+            "cancelling": self.stopping,
         }
 
 
@@ -162,15 +166,18 @@ class Trajectory:
         if at is not None and at.in_step:
             return self._bare(step, args, kwargs)
         scope = (self.home if at is None or at.trajectory is not self else at).own()
-        return self._call(step, scope.next_call(step.policy.key), args, kwargs)
+        return self._call(step, scope.next_call(step.policy.key), _is_stopping(), args, kwargs)
 
-    async def _call(self, step: AnyStep, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _call(
+        self, step: AnyStep, path: str, stopping: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if self.over is not None:
             raise self.over
         told: dict[str, Any] = {"args": list(args), "kwargs": kwargs} if kwargs else {"args": list(args)}
         memory = self._log.memory
         encoded = encode(told, where="/call", memory=memory)
-        call = Call(path, step, args, kwargs, told, encoded, of_arguments(told, encoded, memory=memory))
+        identity = of_arguments(told, encoded, memory=memory)
+        call = Call(path, step, args, kwargs, told, encoded, identity, stopping)
         if self._past:
             passed: dict[str, Any] = {"fingerprint": call.fingerprint, "told": told, "function": step.function}
             if (recorded := self._recorded(path, step.name, **passed)) is not None:
@@ -246,6 +253,7 @@ class Trajectory:
                 name=step.name,
                 kind=policy.kind,
                 fingerprint=call.fingerprint,
+                cancelling=call.stopping,
                 unix_s=started,
                 took_s=took_s,
             )
@@ -259,7 +267,7 @@ class Trajectory:
     ) -> None:
         told = {"error": described(error, for_replay=wait_s is None)}
         if wait_s is not None:
-            names: dict[str, Any] = {"path": call.path, "name": call.step.name}
+            names: dict[str, Any] = {"path": call.path, "name": call.step.name, "cancelling": call.stopping}
             return await self._put(records.Retry, values=told, **names, tries=tries, wait_s=wait_s, unix_s=unix_s)
         about: dict[str, Any] = {
             "cause": cause_of(error),
@@ -305,26 +313,29 @@ class Trajectory:
 
     def _put(self, kind_: type[records.InOrder], /, **fields: Any) -> Awaitable[None]:
         """Write the next record. Await what is returned: then it is on disk."""
-        self._put_cancelled()
+        self._put_cancelled(fields.get("cancelling", False))
         return self._log.append(kind_, **fields)
 
-    def _put_cancelled(self) -> None:
+    def _put_cancelled(self, stopping: bool) -> None:
         """Write which calls were cancelled, before anything that the rollout did because of it."""
         if self.over is not None:
             raise self.over
         while self._cancelled:
             call = self._cancelled.pop(0)
-            self._log.put(records.Cancelled, encoded={"call": call.encoded}, **call.fields(), unix_s=time.time())
+            about = {**call.fields(), "cancelling": stopping}
+            self._log.put(records.Cancelled, encoded={"call": call.encoded}, **about, unix_s=time.time())
 
     def _keep(self, kind: str, make: Callable[[], Any]) -> Any:
         """Return what was recorded here, or make it and record it. The next step's wait includes it."""
         path = self._scope().next_call()
         if (recorded := self._recorded(path, kind)) is not None:
             return self._past.value(recorded, recorded.head.value)["value"]
-        self._put_cancelled()
+        stopping = _is_stopping()
+        self._put_cancelled(stopping)
         value = make()
         told = {"value": {"value": value}}
-        self._log.put(records.Kept, values=told, path=path, name=kind, kind=kind, unix_s=time.time())
+        about: dict[str, Any] = {"path": path, "name": kind, "kind": kind, "cancelling": stopping}
+        self._log.put(records.Kept, values=told, **about, unix_s=time.time())
         return value
 
     def _scope(self) -> Scope:
@@ -477,6 +488,11 @@ class Trajectory:
         """Say that it waits for somebody's decision, and why."""
         about = f"{reason}: {str(error).partition('. ')[0]}"
         await self._log.append(records.Parked, reason=about, values={"detail": described(error)}, unix_s=time.time())
+
+
+def _is_stopping() -> bool:
+    """Say whether the code that calls is cleaning up: it has been told to stop, and has not shown that it goes on."""
+    return isinstance(sys.exc_info()[1], (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit))
 
 
 def current() -> Trajectory | None:
