@@ -156,7 +156,7 @@ def test_an_index_is_rebuilt_on_request(run: Path):
     with rolltape.read(run) as found:
         assert {trajectory.status for trajectory in found} == {"wrong"}
         assert found.rebuild_index()
-        assert {trajectory.status for trajectory in found} == {"running"}
+        assert {trajectory.status for trajectory in found} == {"interrupted"}
 
 
 def test_an_index_that_another_empties_is_no_empty_run(run: Path):
