@@ -242,3 +242,12 @@ def test_awaitables_of_any_kind_are_awaited(tmp_path: Path):
         return await traj.call(lambda: Later())
 
     assert there_and_back(tmp_path, rollout) == 3
+
+
+def test_what_a_policy_says_of_a_step_is_recorded_with_it(tmp_path: Path):
+    async def rollout(traj: Trajectory) -> Any:
+        return await traj.call(step(double.function, kind="model", backend="vllm-0", name="ask"), 1)
+
+    assert there_and_back(tmp_path, rollout) == 2
+    (done,) = [record for record in journal(tmp_path) if record["type"] == "done"]
+    assert (done["kind"], done["backend"], done["name"]) == ("model", "vllm-0", "ask")

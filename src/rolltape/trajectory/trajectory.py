@@ -239,7 +239,7 @@ class Trajectory:
                     if wait_s is None:
                         raise
                 await asyncio.sleep(wait_s)
-            took_s = time.monotonic() - start
+            took_s = round(time.monotonic() - start, 6)
             self._check_arguments(call, before)
             told: dict[str, Any] = {"result": {"value": value}}
             if policy.mutates:
@@ -252,6 +252,7 @@ class Trajectory:
                 path=call.path,
                 name=step.name,
                 kind=policy.kind,
+                backend=policy.backend,
                 fingerprint=call.fingerprint,
                 cancelling=call.stopping,
                 unix_s=started,
