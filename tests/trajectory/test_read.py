@@ -24,7 +24,8 @@ from rolltape.journal import AttemptLog, Reader, Writer, WriterConfig, compress,
 from rolltape.journal import format as fmt
 from rolltape.records import Point
 from rolltape.store import LocalStore
-from rolltape.trajectory.read import ENDED, SORTS, RecordedRun
+from rolltape.trajectory.read import SORTS, RecordedRun
+from rolltape.trajectory.recorded import ENDED
 from rolltape.values import Memory, encode
 from tests.index.compare import check
 from tests.values.support import PLAIN, exact

@@ -13,7 +13,8 @@ from rolltape.cli.opening import catch_up, opened, readable, warn, warn_partial
 from rolltape.cli.screen import STATUS_CELLS, Screen
 
 if TYPE_CHECKING:
-    from rolltape.trajectory.read import RecordedRun, RecordedTrajectory
+    from rolltape.trajectory.read import RecordedRun
+    from rolltape.trajectory.recorded import RecordedTrajectory
 
 PAGE = 50
 

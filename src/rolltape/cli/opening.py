@@ -16,7 +16,8 @@ from rolltape.cli.screen import Screen
 from rolltape.errors import NotARunError
 
 if TYPE_CHECKING:
-    from rolltape.trajectory.read import RecordedRun, RecordedTrajectory
+    from rolltape.trajectory.read import RecordedRun
+    from rolltape.trajectory.recorded import RecordedTrajectory
 
 SLICE_S = 0.3
 """How long to index before showing how far it is."""

@@ -17,8 +17,8 @@ from rolltape.errors import DamagedError
 from rolltape.records import Point
 
 if TYPE_CHECKING:
-    from rolltape.trajectory.read import RecordedProcess, RecordedRun, RecordedTrajectory
-    from rolltape.trajectory.recorded import RecordedAttempt, RecordedRecord, RecordedStep
+    from rolltape.trajectory.read import RecordedProcess, RecordedRun
+    from rolltape.trajectory.recorded import RecordedAttempt, RecordedRecord, RecordedStep, RecordedTrajectory
 
 
 @click.command("show")

@@ -3,7 +3,7 @@
 from rolltape.index.catalogue import SORTS, Catalogue, Query, is_damaged
 from rolltape.index.marks import Marked, lineage_of
 from rolltape.index.place import places
-from rolltape.index.rows import Row
+from rolltape.index.rows import STEPS, Row
 from rolltape.index.update import Updater
 
-__all__ = ["SORTS", "Catalogue", "Marked", "Query", "Row", "Updater", "is_damaged", "lineage_of", "places"]
+__all__ = ["SORTS", "STEPS", "Catalogue", "Marked", "Query", "Row", "Updater", "is_damaged", "lineage_of", "places"]

@@ -73,7 +73,6 @@ class Child:
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
             start_new_session=True,
         )
-        self._started_s = time.monotonic()
         self._changed = threading.Condition()
         self._lines: list[str] = []
         self._scanned = 0

@@ -16,7 +16,6 @@ import difflib
 import os
 import sqlite3
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from typing import Any, TypeVar
@@ -26,22 +25,16 @@ import msgspec
 from rolltape import records
 from rolltape.errors import DamagedError, UsageError
 from rolltape.index import SORTS, Catalogue, Marked, Query, Row, Updater, is_damaged, lineage_of, places
-from rolltape.journal import Damage, Line, Lineage, Story, StoryValues, open_reader
+from rolltape.journal import Damage, Line, Lineage, StoryValues, open_reader
 from rolltape.journal.epochs import epochs, provably_gone, read_claim, read_run, same_machine
 from rolltape.records import Point
 from rolltape.store import LocalStore
 from rolltape.trajectory.live import OF_FILES, Live
-from rolltape.trajectory.recorded import RecordedAttempt, RecordedRecord, RecordedStep
+from rolltape.trajectory.recorded import ENDED, RecordedRecord, RecordedTrajectory, ValuesByKey
 
-ENDED = ("completed", "failed", "aborted", "cancelled")
 STATUSES = (*ENDED, "parked", "running", "interrupted", "unresolved")
 """`running`: without an outcome, and the process that works on it lives. `interrupted`: that process is gone.
 `unresolved`: any without an outcome; shown where nobody here can tell whether the process lives."""
-
-STEP_TYPES = ("done", "failed", "cancelled")
-
-_KEPT_MAX = 256
-"""So many trajectories' places are kept while a whole run is read."""
 
 T = TypeVar("T")
 
@@ -184,7 +177,7 @@ class RecordedRun:
         `sort` is one of `rolltape.trajectory.read.SORTS`, with a minus for the other direction.
         """
         query = self._query(status=status, task=task, text=text, sort=sort, limit=limit, offset=offset)
-        state_of = cache(self._state_of)  # one look at each process, however many trajectories it has
+        state_of = cache(self.state_of)  # one look at each process, however many trajectories it has
         for row in self._ask(lambda catalogue: list(catalogue.rows(query))):
             yield RecordedTrajectory(self, row, state_of)
 
@@ -245,7 +238,7 @@ class RecordedRun:
                 raise UsageError(f"no status is {name!r}: use one of {', '.join(STATUSES)}")
         wanted: set[int] = set()
         if statuses and {"running", "interrupted"} & set(statuses):
-            states = {epoch: self._state_of(epoch) for epoch in self._ask(Catalogue.unresolved_epochs)}
+            states = {epoch: self.state_of(epoch) for epoch in self._ask(Catalogue.unresolved_epochs)}
             wanted = {epoch for epoch, state in states.items() if state in statuses}
         if sort.removeprefix("-") not in SORTS:
             raise UsageError(
@@ -304,7 +297,8 @@ class RecordedRun:
         except (DamagedError, OSError):
             return None
 
-    def _state_of(self, epoch: int) -> str:
+    def state_of(self, epoch: int) -> str:
+        """Say what an unresolved trajectory is whose newest attempt is of `epoch`: one of `STATUSES`."""
         process = self._process(epoch)
         if process is None or process.alive is None:
             return "unresolved"
@@ -312,7 +306,7 @@ class RecordedRun:
 
     def records(self) -> Iterator[RecordedRecord]:
         """Yield every record of the run, epoch by epoch, in the order in which each was written."""
-        values = _ValuesByKey(self)
+        values = ValuesByKey(self)
         for line in self._reader.scan(_not_shown):
             record = values.record(line)
             if record.type not in OF_FILES:
@@ -326,7 +320,7 @@ class RecordedRun:
         Several processes' records come as each is met; within one they are in order. `on_wait` is called whenever
         there is nothing new; what it raises ends it.
         """
-        values = _ValuesByKey(self)
+        values = ValuesByKey(self)
         live = Live(self._reader, self._updater.is_gone, last)
         lines = live.last()
         while True:
@@ -342,211 +336,21 @@ class RecordedRun:
 
     def last(self, number: int = 10) -> list[RecordedRecord]:
         """Return the last records of the run, in the order of the times that they state."""
-        values = _ValuesByKey(self)
+        values = ValuesByKey(self)
         return [values.record(line) for line in Live(self._reader, self._updater.is_gone, number).last()]
 
     def lineage(self, key: str) -> Lineage[Marked]:
         """Return everything that was recorded of one trajectory, by place, for the reading rule to judge."""
         return lineage_of(key, self._ask(lambda _: self._updater.parts(key)))
 
+    def story_values(self, fetch: Callable[[Point], Line | None]) -> StoryValues:
+        """Return what decodes the values of one trajectory, whose lines `fetch` finds."""
+        return StoryValues(self._reader, fetch)
+
     def line(self, marked: Marked) -> Line:
         """Read one line again. DamagedError: it is not as it was written."""
         return self._reader.line_at(*marked.place)
 
 
-class _Values:
-    """The values of one trajectory, stale ones too."""
-
-    def __init__(self, run: RecordedRun, key: str, lineage: Lineage[Marked] | None = None) -> None:
-        self._run, self._key = run, key
-        self._lineage = lineage or run.lineage(key)
-        self.values = StoryValues(run._reader, self._line)
-
-    def _line(self, point: Point) -> Line | None:
-        marked = self._find(point)
-        if marked is None:  # it is newer than what was known
-            self._run.refresh()
-            self._lineage = self._run.lineage(self._key)
-            marked = self._find(point)
-        return None if marked is None else self._run.line(marked)
-
-    def _find(self, point: Point) -> Marked | None:
-        attempt = self._lineage.attempts.get(point[:2])
-        entry = None if attempt is None else attempt.entries.get(point[2])
-        return None if entry is None else entry.place
-
-
-class _ValuesByKey:
-    """The values of the trajectories that came last, so that a whole run is read in bounded memory."""
-
-    def __init__(self, run: RecordedRun) -> None:
-        self._run = run
-        self._kept: OrderedDict[str, _Values] = OrderedDict()
-
-    def record(self, line: Line) -> RecordedRecord:
-        key = line.envelope().key
-        return RecordedRecord(line, lambda: self._values_of(key).values)
-
-    def _values_of(self, key: str) -> _Values:
-        if (values := self._kept.get(key)) is None:
-            values = self._kept[key] = _Values(self._run, key)
-            if len(self._kept) > _KEPT_MAX:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return values
-
-
 def _not_shown(damage: Damage) -> None:
     """`RecordedRun.damage` and `rolltape verify` tell it; what can be read is read all the same."""
-
-
-_COLUMNS = {
-    **{name: name for name in ("key", "task", "visit", "sample", "status", "cause", "reward")},
-    "attempts": "n_attempts",
-    "steps": "n_steps",
-    **{name: name for name in ("started", "ended", "duration_s", "bytes", "policies", "error", "damage")},
-}
-
-
-class RecordedTrajectory:
-    """One trajectory as it was recorded. What is in the list costs nothing more; the rest is read when asked for."""
-
-    key: str
-    task: str
-    visit: int
-    sample: int
-    cause: str | None
-    """Of its failure: `policy`, `task`, `infrastructure`, `unknown`."""
-    reward: float | None
-    n_attempts: int
-    """How many tries there were."""
-    n_steps: int
-    """Finished steps that count: returned, raised or cancelled."""
-    started: float | None
-    ended: float | None
-    """When the last record that counts was made, in seconds since 1970; `started`: the first."""
-    bytes: int
-    """Of all its lines, stale ones included."""
-    policies: list[tuple[str, int]]
-    """(lineage, version) of each policy that took part."""
-    error: str
-    """In one line: the outcome's error, or why it is parked."""
-    damage: str
-    """What is missing of it, if something is: then it must not be believed."""
-
-    def __init__(self, run: RecordedRun, row: Row, state_of: Callable[[int], str] | None = None) -> None:
-        self.run = run
-        self.key, self.task, self.visit, self.sample = row.key, row.task, row.visit, row.sample
-        self.cause, self.reward, self.n_attempts, self.n_steps = row.cause, row.reward, row.attempts, row.steps
-        self.started, self.ended, self.bytes = row.started, row.ended, row.bytes
-        self.policies, self.error, self.damage = row.policies, row.error, row.damage
-        self.status = (state_of or run._state_of)(row.epoch) if row.status == "unresolved" else row.status
-        """One of `STATUSES`."""
-
-    def __repr__(self) -> str:
-        return f"<trajectory {self.key}: {self.status}, {self.n_steps} steps, {self.n_attempts} attempts>"
-
-    @property
-    def duration_s(self) -> float | None:
-        """From the first attempt's beginning to the last record that counts."""
-        return None if self.started is None or self.ended is None else self.ended - self.started
-
-    def row(self) -> dict[str, Any]:
-        """Return what a list shows as a plain dict, for a data frame or JSON."""
-        return {name: getattr(self, attribute) for name, attribute in _COLUMNS.items()}
-
-    # ---- its records -------------------------------------------------------------------------------------------------
-
-    def steps(self) -> Iterator[RecordedStep]:
-        """Yield the finished steps that count, first to last."""
-        for entry in self._story.entries:
-            if entry.envelope.type in STEP_TYPES:
-                yield RecordedStep(self.run.line(entry.place), self._values)
-
-    def step(self, path: str) -> RecordedStep:
-        """Return the newest finished step at `path` that counts."""
-        for entry in reversed(self._story.entries):
-            if entry.envelope.type in STEP_TYPES:
-                step = RecordedStep(self.run.line(entry.place), self._values)
-                if step.path == path:
-                    return step
-        raise KeyError(f"no step {path!r} in {self.key}")
-
-    def records(
-        self, *, stale: bool = False, on_damage: Callable[[DamagedError], None] | None = None
-    ) -> Iterator[RecordedRecord]:
-        """Yield the records that count, first to last; with `stale` all records, attempt by attempt.
-
-        DamagedError: one cannot be read. With `on_damage` the error is handed there, and the others are read.
-        """
-        story = self._story
-        believed = {entry.point for entry in story.entries}
-        entries = sorted([*story.entries, *story.stale], key=lambda e: e.point) if stale else story.entries
-        for entry in entries:
-            kind = RecordedStep if entry.envelope.type in STEP_TYPES else RecordedRecord
-            try:
-                line = self.run.line(entry.place)
-            except DamagedError as error:
-                if on_damage is None:
-                    raise
-                on_damage(error)
-            else:
-                yield kind(line, self._values, stale=entry.point not in believed)
-
-    def attempts(self) -> list[RecordedAttempt]:
-        """Return every attempt, first to last, with what each continued and how each ended."""
-        lineage, story = self._lineage, self._story
-        believed = {entry.point for entry in story.entries}
-        tries = []
-        for id, attempt in sorted(lineage.attempts.items()):
-            entries = [attempt.entries[seq] for seq in sorted(attempt.entries)]
-            steps = [entry for entry in entries if entry.envelope.type in STEP_TYPES]
-            times = [ms / 1000 for entry in entries if (ms := entry.place.mark.unix_ms)]
-            if attempt.accepted:
-                end = "accepted"
-            elif id != story.newest:
-                end = "superseded"
-            else:
-                end = self.status if self.status not in ENDED else "unresolved"
-            stale = sum(entry.point not in believed for entry in steps)
-            started, ended = (min(times), max(times)) if times else (None, None)
-            tries.append(RecordedAttempt(*id, attempt.continues, len(steps), stale, started, ended, end))
-        return tries
-
-    @cached_property
-    def result(self) -> Any:
-        """What the rollout returned; None if it has not."""
-        value = self._last_value("outcome", "result")
-        return value.get("value") if isinstance(value, dict) else value
-
-    @cached_property
-    def failure(self) -> Any:
-        """What ended it: {"type", "message", "traceback", …}; None if nothing did."""
-        return self._last_value("outcome", "error")
-
-    @cached_property
-    def inputs(self) -> Any:
-        """The task's own content, as the first attempt recorded it."""
-        begun = (entry for entry in self._story.entries if entry.envelope.type == "attempt")
-        found = (RecordedRecord(self.run.line(entry.place), self._values) for entry in begun)
-        said = (r for r in found if isinstance(r.record, records.Attempt) and bytes(r.record.inputs))
-        return next((r.value("inputs") for r in said), None)
-
-    def _last_value(self, type: str, field: str) -> Any:
-        entry = next((e for e in reversed(self._story.entries) if e.envelope.type == type), None)
-        return None if entry is None else RecordedRecord(self.run.line(entry.place), self._values).value(field)
-
-    @cached_property
-    def _lineage(self) -> Lineage[Marked]:
-        return self.run.lineage(self.key)
-
-    @cached_property
-    def _story(self) -> Story[Marked]:
-        return self._lineage.story()
-
-    @cached_property
-    def _stored_values(self) -> _Values:
-        return _Values(self.run, self.key, self._lineage)
-
-    def _values(self) -> StoryValues:
-        return self._stored_values.values

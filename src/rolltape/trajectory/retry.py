@@ -16,7 +16,6 @@ from rolltape.errors import RolltapeError, UsageError
 from rolltape.records import Cause, Delivery
 
 Kind = Literal["transient", "permanent", "unknown"]
-Rewind = Literal["last_model_call"]
 
 _TRANSIENT_STATUS = {408, 409, 425, 429}
 _PERMANENT = (TypeError, AttributeError, NameError, ImportError, SyntaxError, AssertionError, NotImplementedError)

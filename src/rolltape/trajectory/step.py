@@ -19,7 +19,6 @@ Q = ParamSpec("Q")
 R = TypeVar("R")
 
 Effect = Literal["repeatable"]
-Kind = Literal["", "model", "tool", "env", "grader"]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
