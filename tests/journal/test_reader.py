@@ -558,3 +558,25 @@ def test_an_envelope_is_what_the_reading_rule_needs_of_a_line():
     assert line.envelope() == msgspec.convert(
         {"type": "outcome", "key": "k#0", "epoch": 1, "attempt": 1, "seq": 3, "status": "failed"}, records.Envelope
     )
+
+
+def test_lines_that_lie_near_each_other_come_in_the_order_asked_for_and_none_that_was_altered():
+    """They are read together, with what lies between; each is checked by itself."""
+    disk = CrashDisk()
+    write(disk, *(f"note {n}" for n in range(12)), segment_bytes_max=1200, size=200)
+    reader = Reader(on(disk))
+    lines = list(reader.scan(sound))
+    places = [(line.epoch, line.segment, line.offset, len(line.raw)) for line in lines]
+    asked = [*places[::-3], places[0], places[0]]
+    by_place = dict(zip(places, lines, strict=True))
+    assert len({place[1] for place in asked}) > 1
+    assert reader.lines_at(asked) == [by_place[place] for place in asked]
+    _, segment, offset, _ = altered = places[4]
+    name = fmt.segment_name(1, segment)
+    data = bytearray(disk.tree()[f"/run/{name}"])
+    data[offset + 20] ^= 1
+    disk.write_file(f"/run/{name}", bytes(data))
+    others = [place for place in places if place != altered]
+    assert reader.lines_at(others) == [by_place[place] for place in others]
+    with pytest.raises(DamagedError, match=rf"{name} at {offset}\.\."):
+        reader.lines_at(places)

@@ -148,6 +148,19 @@ def test_a_list_says_what_the_records_say(listed: Path):
         assert {row.status for row in says.rows.values()} == {*ENDED, "parked", "unresolved"}
 
 
+def test_an_attempt_after_it_was_parked_is_at_work_on_it_again(tmp_path: Path):
+    """Whatever it was parked for, somebody has decided."""
+    writer = open_writer(LocalStore(tmp_path / "run"))
+    of: dict[str, Any] = {"key": "q#0", "epoch": 1, "unix_s": 1.0}
+    put(writer, records.Attempt(**of, attempt=1, seq=0), records.Parked(**of, attempt=1, seq=1, reason="doubt"))
+    with rolltape.read(tmp_path / "run") as run:
+        assert run["q#0"].status == "parked" and run["q#0"].error == "doubt"
+        put(writer, records.Attempt(**of, attempt=2, seq=0, continues=(1, 1, 1)))
+        run.refresh()
+        assert run["q#0"].status == "running" and run["q#0"].error == ""
+    writer.close()
+
+
 def test_what_cannot_be_asked_for_says_what_can(listed: Path):
     """A wrong status, a wrong sort."""
     with rolltape.read(listed) as run:
