@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from rolltape.errors import DivergenceError, RolltapeError
 
 if TYPE_CHECKING:
+    from rolltape.trajectory.outcome import Outcome as Outcome
     from rolltape.trajectory.read import RecordedRun as RecordedRun
     from rolltape.trajectory.retry import Retry as Retry
     from rolltape.trajectory.run import Run as Run
     from rolltape.trajectory.run import open as open
     from rolltape.trajectory.step import step as step
-    from rolltape.trajectory.trajectory import Outcome as Outcome
     from rolltape.trajectory.trajectory import Trajectory as Trajectory
     from rolltape.trajectory.trajectory import current as current
 
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Outcome": "trajectory",
+    "Outcome": "outcome",
     "Retry": "retry",
     "Run": "run",
     "Trajectory": "trajectory",

@@ -20,9 +20,10 @@ from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from rolltape.errors import JournalClosed, UsageError
+from rolltape.trajectory.outcome import Outcome
 from rolltape.trajectory.scope import Here, here, leave
 from rolltape.trajectory.step import AnyStep, Ended, Moved, step_of
-from rolltape.trajectory.trajectory import Outcome, Trajectory
+from rolltape.trajectory.trajectory import Trajectory
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -43,11 +43,12 @@ from rolltape.store import LocalStore
 from rolltape.store.protocol import FileSystem
 from rolltape.trajectory import scope
 from rolltape.trajectory.blocking import BlockingTrajectory, LoopThread
+from rolltape.trajectory.outcome import Outcome
 from rolltape.trajectory.points import reached
 from rolltape.trajectory.replay import Past
 from rolltape.trajectory.scope import here, leave
 from rolltape.trajectory.taking import IN_MEMORY, MARGIN_S, Held, Judgement, Sight, Way, World
-from rolltape.trajectory.trajectory import OnDivergence, Outcome, Trajectory
+from rolltape.trajectory.trajectory import OnDivergence, Trajectory
 
 logger = logging.getLogger("rolltape.run")
 

@@ -10,7 +10,6 @@ import asyncio
 import random
 import sys
 import time
-import traceback
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
@@ -22,9 +21,10 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 import msgspec
 
 from rolltape import records
-from rolltape.errors import DivergenceError, EncodeError, LimitError, RolltapeError, UsageError
+from rolltape.errors import DivergenceError, EncodeError, RolltapeError, UsageError
 from rolltape.journal import AttemptLog
 from rolltape.trajectory import mutated
+from rolltape.trajectory.outcome import Outcome, described, reward_of
 from rolltape.trajectory.replay import WHAT_TO_DO, Past, Recorded, in_its_names
 from rolltape.trajectory.retry import cause_of, delivery_of
 from rolltape.trajectory.scope import Here, Scope, here, leave
@@ -38,27 +38,11 @@ R = TypeVar("R")
 REPLAY_SLICE = 256
 """So many replayed calls run on before other tasks get a turn."""
 
-ERROR_CHARS_MAX = 256 * 1024
-"""How much is kept of the text of an error that no replay raises: an outcome's."""
-
 _UUIDS = uuid.UUID("6f1c0f0e-52a5-4c0e-9d0b-5f3a5d0c7e11")
 
 
 OnDivergence = Literal["park", "truncate"]
 """What to do where the rollout calls something else than was recorded: park it, or drop the rest and go on live."""
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """How a trajectory ended."""
-
-    status: records.OutcomeStatus
-    result: Any = None
-    """What `finish` was given."""
-    reward: float | None = None
-    """The result, if it is a number."""
-    cause: records.Cause | None = None
-    error: Any = None
-    """What ended it: {"type", "message", "traceback", …}."""
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -458,7 +442,7 @@ class Trajectory:
         """Write the outcome. It counts once it is accepted."""
         if error is None:
             self._check_that_all_is_read()
-            outcome = Outcome(status, self._result, _reward_of(self._result))
+            outcome = Outcome(status, self._result, reward_of(self._result))
             values = {"result": {"value": self._result}}
         else:
             outcome = Outcome(status, cause=cause_of(error), error=described(error))
@@ -500,28 +484,3 @@ def current() -> Trajectory | None:
     """Return the trajectory that this code runs in; None outside of any, and inside a step."""
     at = here.get()
     return None if at is None or at.in_step else at.trajectory
-
-
-def _reward_of(result: Any) -> float | None:
-    return float(result) if isinstance(result, (int, float)) and not isinstance(result, bool) else None
-
-
-def described(error: BaseException, *, for_replay: bool = False) -> dict[str, Any]:
-    """Return an error as it is recorded: what people read of it, and the error itself, where that can be recorded.
-
-    `for_replay`: that is needed, and EncodeError or LimitError is raised later where it cannot be.
-    """
-    try:
-        message = str(error)
-    except Exception as broken:  # a user's own __str__ must not hide what happened
-        message = f"<its message cannot be shown: {type(broken).__name__}>"
-    lines = "".join(traceback.format_exception(error))
-    told = {"type": type(error).__qualname__, "message": message, "traceback": lines, "exception": error}
-    if not for_replay:
-        told["message"], told["traceback"] = message[:ERROR_CHARS_MAX], lines[-ERROR_CHARS_MAX:]
-        try:
-            if len(encode(error).json) > ERROR_CHARS_MAX:
-                del told["exception"]
-        except (EncodeError, LimitError):
-            del told["exception"]
-    return told
